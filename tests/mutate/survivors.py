@@ -89,6 +89,11 @@ _WAY_UP = "while above in known and not (above in placed or above in lost or abo
 _LOST = "lost |= path.keys()"
 _SAVES_THE_WAY = "what is known to be lost only saves the way up to what is missing"
 _LED = "return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)"
+_PROMPTS_OF = "prompts = 0.0"
+_WEIGHT = "wait, weight = min(waits[i], prompts), 1 / max(times[i, 1], 1e-9)"
+_OF_NOBODY = "return (waits, total / weights, least, count) if count else (waits, 0.0, 0.0, 0)"
+_NOBODY_WAITS = "the least of nobody's waits is multiplied by zero, as that of one worker is"
+_HELD_THERE = "if offset > here or offset >= anywhere or not (here or edge.parent.full >> bits[home] & 1):"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
@@ -311,11 +316,35 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
             "if edge.sequences.startswith(last, covered - HASH_BYTES):",
             "if edge.sequences.startswith(last, covered + HASH_BYTES):",
         ): "each block of the run is then found by itself, which takes longer",
+        (
+            "self._holders.uncover(self._edges.root, self._holders.bits(worker), 0, touched)",
+            "self._holders.uncover(self._edges.root, self._holders.bits(worker), 1, touched)",
+        ): "the root has no blocks, so nobody's coverage of it is lowered by either",
+        (
+            "stack = list((self._edges.root.children or {}).values()) if bits else []",
+            "stack = list((self._edges.root.children or {}).values()) if (bits) or True else []",
+        ): "without bits no edge has a run to yield, and none is gone beyond",
+        (_HELD_THERE, _HELD_THERE.replace(">= anywhere", "> anywhere")): (
+            "of blocks right behind those that the worker holds none is common to what it holds, which is 0, too"
+        ),
         ("touched[edge] = None", 'touched[edge] = ""'): _KEYS,
     },
     "router/placement/candidates.py": {
         (_REASON, _REASON.replace('"pb.PlacementReason"', "None")): "a cast does nothing when it runs",
         (_REASON, _REASON.replace("0, index", "index")): "reasons are the first row, which begins the flat array",
+    },
+    "router/placement/cost.py": {
+        (
+            _PROMPTS_OF,
+            _PROMPTS_OF.replace("0.0", "1.0"),
+        ): "a worker without prompts waits 0 ms, and the smaller one counts",
+        (_WEIGHT, _WEIGHT.replace("1 /", "2 /")): "all weights are doubled, and so is their sum",
+        (_OF_NOBODY, _OF_NOBODY.replace("0.0, 0)", "1.0, 0)")): _NOBODY_WAITS,
+        (_OF_NOBODY, _OF_NOBODY.replace("0.0, 0)", "0.0, 1)")): _NOBODY_WAITS,
+        (
+            "can_ship = shipper[0] < math.inf",
+            "can_ship = shipper[1] < math.inf",
+        ): "cost and time of a prefill worker are both finite, and those of none both infinite",
     },
     "router/placement/expected_prefixes.py": {
         (

@@ -161,6 +161,8 @@ def test_errors_are_relative_and_of_each_kind() -> None:
     )
     assert of_prompts == pytest.approx([0, 1.0, 0.5])
     assert of_answers == pytest.approx([0, 0.5])
+    of_short, _ = errors([[10, 0, 1.0]], [], StepTimes(prefill_floor_ms=0.25, prefill_token_ms=0.01))
+    assert of_short == pytest.approx([0.75])
     nothing = errors([], [], PROFILE)
     assert [len(of) for of in nothing] == [0, 0]
 
@@ -228,6 +230,31 @@ def test_prefill_coefficients_are_the_best_of_three_rounds_and_short_prompts_mea
     found = fitted([[*row, ms] for row, ms in zip(x.tolist(), y.tolist(), strict=True)], [], PROFILE)
     assert found.prefill == pytest.approx([floor, *straight], rel=1e-3, abs=1e-9)
     assert found.decode == PROFILE.decode
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fit_that_goes_on_from_another_is_one_round_from_its_coefficients(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    known = StepTimes(12.0, 0.07, 1e-6, 12.0, 0.01, 1e-4)
+    tokens = np.clip(dice.lognormal(5.5, 1.2, 60), 1, 8192).round()
+    x, sequences = np.stack([tokens, tokens**2 / 2], axis=1), dice.integers(1, 100, 60).astype(float)
+    steps = np.stack([np.ones(60), sequences, sequences * dice.normal(1000, 300, 60)], axis=1)
+    prompts_ms, steps_ms = np.maximum(20.0, x @ np.array([0.03, 3e-6])), steps @ np.array([9.0, 0.1, 1e-4])
+    for times_ms in (prompts_ms, steps_ms):
+        times_ms *= np.exp(dice.normal(0, 0.1, 60)) * np.where(dice.random(60) < 0.1, 5.0, 1.0)
+    found = fitted(
+        np.column_stack([x, prompts_ms]).tolist(), np.column_stack([steps, steps_ms]).tolist(), PROFILE, known
+    )
+    whole, straight = np.array(PROFILE.prefill), np.array(known.prefill[1:])
+    whole = whole * float(np.median(prompts_ms / np.maximum(whole[0], x @ whole[1:])))
+    short, long = x @ straight < 0.7 * known.prefill_floor_ms, x @ straight >= known.prefill_floor_ms
+    floor = float(np.median(prompts_ms[short]))
+    expected = oracle(x[long], prompts_ms[long], whole[1:], straight, PREFILL_POINTS)
+    assert found.prefill == pytest.approx([floor, *expected], rel=1e-3, abs=1e-9)
+    profile = np.array(PROFILE.decode)
+    profile = profile * float(np.median(steps_ms / (steps @ profile)))
+    expected = oracle(steps, steps_ms, profile, np.array(known.decode), DECODE_POINTS)
+    assert found.decode == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
 def test_prompts_that_all_take_the_floor_leave_the_rest_to_the_profile_at_their_speed() -> None:

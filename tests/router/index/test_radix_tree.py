@@ -585,6 +585,52 @@ def test_moves_of_unknown_blocks_are_counted_and_known_ones_made() -> None:
     check_structure(tree)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_block_goes_further_away_with_all_behind_it_wherever_it_stands_in_its_run_and_comes_back(depth: int) -> None:
+    tree = RadixTree()
+    store(tree, A, [1, 2, 3, 4])
+    move(tree, A, [1, 2, 3, 4], [depth], HOST)
+    assert lower(tree, 1, 2, 3, 4) == {A: [5 - depth, 0]}
+    move(tree, A, [1, 2, 3, 4], [1, 2, 3, 4], DEVICE)
+    assert lower(tree, 1, 2, 3, 4) == {A: [0, 0]}
+    check_structure(tree)
+
+
+def test_blocks_of_one_run_lie_in_three_homes_and_a_dump_tells_what_is_before_each_part() -> None:
+    tree, path = RadixTree(), [1, 2, 3, 4]
+    store(tree, A, path)
+    move(tree, A, path, [4, 3, 2], DISK)
+    for depth, homes in ((2, [1, 2]), (3, [2, 1]), (3, [2, 1])):
+        move(tree, A, path, [depth], HOST)
+        assert lower(tree, *path) == {A: homes}
+    one, _two, three, _four = chain(*path)
+    assert [(run.parent, run.home) for run in tree.dump(A)] == [(None, DEVICE), (one, HOST), (three, DISK)]
+    move(tree, A, path, [1], HOST)
+    move(tree, A, path, [1], HOST)  # it is there
+    assert lower(tree, *path) == {A: [3, 1]}
+    check_structure(tree)
+
+
+def test_a_run_moves_through_several_edges_and_no_part_comes_nearer_than_what_is_before_it() -> None:
+    tree, path = RadixTree(), [1, 2, 3, 4]
+    store(tree, B, [1, 2])
+    store(tree, A, path)
+    assert tree.num_edges == 2
+    for depths, home, homes in (
+        ([4, 3, 2, 1], HOST, [4, 0]),
+        ([4, 3], DISK, [2, 2]),
+        ([3, 4], HOST, [4, 0]),
+        ([4, 3, 2, 1], DISK, [0, 4]),
+    ):
+        move(tree, A, path, depths, home)
+        assert lower(tree, *path) == {A: homes, B: [0, 0]}
+    for depths, unknown, homes in (([3, 4], 2, [0, 4]), ([3, 1, 2], 1, [2, 2])):
+        with pytest.raises(UnknownBlockError) as raised:
+            move(tree, A, path, depths, HOST)
+        assert (raised.value.count, lower(tree, *path)[A]) == (unknown, homes)
+    check_structure(tree)
+
+
 def test_a_block_is_not_stored_nearer_than_its_parent() -> None:
     tree = RadixTree()
     store(tree, A, [1, 2], home=HOST)

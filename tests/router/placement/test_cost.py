@@ -1,6 +1,7 @@
 """Every row of the table of terms counts: it has weights, a formula in the loop, and a column in explanations."""
 
 import importlib
+import math
 import random
 from itertools import accumulate
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from baton.cli.events.explain import _candidates, _formula
 from baton_proto.generated import inference_pb2 as pb
 from router.placement import candidates, cost
-from router.placement.candidates import NO_SHIPPER, Candidates, Request, Weighed, chances
-from router.placement.cost import SHIPPED, TERMS, Term
+from router.placement.candidates import NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
+from router.placement.cost import SHIPPED, SHORT, TERMS, Term
 from router.views import explain
 from router.views.explain import KNOBS, _candidate, term_rules
 from runtime.config.serving import PlacementConfig
@@ -116,6 +117,7 @@ def test_nobody_is_chosen_of_nobody_and_of_those_that_are_all_barred() -> None:
     assert thrown(0.5, [], CONFIG).chosen == -1
     barred = thrown(0.5, [1, 2], CONFIG, frozenset([0, 1]))
     assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [cost.EXCLUDED] * 2)
+    assert [one.terms[cost.OTHERS] for one in barred.costs()] == [0.0, 0.0]
     for limits, reason in (({"max_requests": 0}, cost.NO_ROOM), ({"max_queued_tokens": 0}, cost.QUEUE_FULL)):
         barred = thrown(0.5, [1, 2], CONFIG, **limits)
         assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [reason] * 2)
@@ -169,6 +171,93 @@ def test_a_hit_in_a_lower_tier_is_never_dearer_than_none(kind: str) -> None:
     for blocks in ((50, 0, 50), (50, 50, 0), (99, 30, 40)):
         hit, miss = restored(*blocks, kind, **slow), restored(0, 0, 0, kind, **slow)
         assert hit.costs()[0].total <= miss.costs()[0].total + 1e-9
+
+
+def queues(queued: list[int], times: list[StepTimes], num_tokens: int = 1000) -> Weighed:
+    """Workers that prefill and decode and whose last step began just now."""
+    n = len(queued)
+    load = np.array([[0, tokens, 0, 0, 0, 9999, 0] for tokens in queued], dtype=np.int64)
+    names, rows = tuple((str(i), 1) for i in range(n)), np.array([msgspec.structs.astuple(one) for one in times])
+    workers = Candidates(names, np.zeros(n, dtype=np.int32), load, rows)
+    return Weighed("decode", Request(num_tokens, 16), workers, CONFIG, Dice(0.0), alone=True)
+
+
+def test_the_mean_queue_counts_each_worker_by_its_speed_and_the_shortest_one_thrice_for_all_but_one() -> None:
+    """20 and 60 ms, of which the worker that is three times as fast takes three parts of four: 30 ms."""
+    times = [StepTimes(), StepTimes(prefill_token_ms=0.06)]
+    _, slow = queues([1000, 1000], times).costs()
+    assert slow.terms[cost.OTHERS] == pytest.approx(CONFIG.crowd_weight * (30 + 3 * (1 - 1 / 2) * 20))
+
+
+def test_a_queue_of_one_token_takes_a_pass_over_the_weights() -> None:
+    (only,) = queues([1], [StepTimes()]).costs()
+    assert only.terms[cost.QUEUED] == 6.0
+
+
+def test_others_wait_for_a_prompt_of_a_fraction_of_a_ms_and_not_for_one_whose_tokens_take_no_time() -> None:
+    (short,) = queues([1000], [StepTimes()], num_tokens=10).costs()
+    assert short.terms[cost.OTHERS] == pytest.approx(CONFIG.crowd_weight * 20)
+    (floor_only,) = queues([1000], [StepTimes(prefill_token_ms=0.0, prefill_pair_ms=0.0)]).costs()
+    assert (floor_only.terms[cost.OTHERS], floor_only.ttft_ms) == (0.0, 12.0)
+
+
+def test_when_nobody_is_in_time_the_soonest_is_chosen_and_not_the_cheapest() -> None:
+    """The prompt is computed in 20.6 ms: at once beside 30 requests, or behind a queue of 6 ms."""
+    full, cheapest, soonest = [[0, 9999], [0, 1], [30, 0]]
+    load = np.array([[*row, 0, 0, 0, 9999, 0] for row in (full, cheapest, soonest)], dtype=np.int64)
+    times = np.array([msgspec.structs.astuple(StepTimes(decode_floor_ms=2.0, decode_sequence_ms=0.0))] * 3)
+    workers = Candidates(tuple((name, 1) for name in "012"), np.zeros(3, dtype=np.int32), load, times)
+    for due_ms, chosen in ((0.0, 2), (23.6, 2), (1e3, 1)):
+        of = Weighed("decode", REQUEST, workers, CONFIG, Dice(0.0), alone=True, due_ms=due_ms, max_queued_tokens=5000)
+        assert of.chosen == chosen
+
+
+def beside(
+    shipper: tuple[float, float], due_ms: float = math.inf, num_tokens: int = 10, disk: int = 0, **changes: float
+) -> Cost:
+    """An idle decode worker beside prefill workers; some of the prompt may lie on its disk. The rest takes 6 ms."""
+    lower = np.array([[0], [disk]], dtype=np.int32)
+    load = np.array([[0, 0, 0, 0, 0, 9999, 0]], dtype=np.int64)
+    workers = Candidates((("a", 1),), np.array([disk], dtype=np.int32), load, np.array([TIMES]), lower)
+    config = msgspec.structs.replace(CONFIG, **changes)
+    return Weighed(
+        *("decode", Request(num_tokens, 16), workers, config, Dice(0.0)), alone=False, shipper=shipper, due_ms=due_ms
+    ).costs()[0]
+
+
+@pytest.mark.parametrize(
+    ("shipper", "due_ms", "reason"),
+    [
+        ((6.0, 6.0), math.inf, SHORT),  # as cheap
+        ((5.9, 5.9), math.inf, SHIPPED),
+        ((10.0, 1.0), math.inf, SHORT),  # cheaper, and later
+        ((10.0, 1.0), 6.0, SHORT),  # and still in time
+        ((10.0, 1.0), 5.9, SHIPPED),
+        ((10.0, 6.0), 0.0, SHORT),  # too late both ways, and as soon
+        ((1.0, 6.1), 0.0, SHORT),
+    ],
+)
+def test_the_cheaper_way_is_taken_when_both_are_in_time_the_sooner_one_when_not_and_of_two_alike_the_one_without(
+    shipper: tuple[float, float], due_ms: float, reason: int
+) -> None:
+    free = beside(shipper, due_ms, ship_ms=0.0, ship_token_ms=0.0, delay_weight=0.0, crowd_weight=0.0)
+    assert free.reason == reason
+
+
+def test_a_decode_worker_runs_prompts_of_as_many_tokens_as_it_may_and_no_longer_ones() -> None:
+    for num_tokens, reason in ((10, SHORT), (11, SHIPPED)):
+        assert beside((90.0, 90.0), num_tokens=num_tokens, local_prefill_tokens=10).reason == reason
+
+
+def test_while_nobody_ships_a_prompt_its_way_is_all_that_shipping_is_said_to_cost() -> None:
+    one = beside(NO_SHIPPER, local_prefill_tokens=0, ship_ms=2.0, ship_token_ms=0.5)
+    assert (one.barred, one.terms[cost.OTHERS], one.terms[cost.SHIP]) == (cost.NOBODY_SHIPS, 0.0, 2.0 + 10 * 0.5)
+
+
+def test_a_decode_worker_that_runs_a_prompt_restores_what_it_has_sooner_than_it_computes_it() -> None:
+    one = beside((900.0, 900.0), num_tokens=170, disk=10, disk_token_ms=1.0)
+    assert one.reason == SHORT
+    assert one.terms[cost.DISK] == pytest.approx(160 * 0.02 + 1.2e-6 * 160**2 / 2)
 
 
 def test_of_a_prompt_that_is_held_whole_the_last_token_is_computed() -> None:
