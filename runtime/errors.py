@@ -20,7 +20,10 @@ BatonError
 └── ModelError              weights, tokenizer or configuration of a model cannot be used
 """
 
+import re
 from typing import Any
+
+SHOWN_CHARS = 100  # of a word in a refusal, which may repeat a number of any length
 
 
 class BatonError(Exception):
@@ -42,8 +45,8 @@ class InvalidRequestError(BatonError):
 
     def __init__(self, field: str, problem: str) -> None:
         self.field = field
-        self.problem = problem
-        super().__init__(f"{field}: {problem}")
+        self.problem = re.sub(rf"(\w{{{SHOWN_CHARS}}})\w+", r"\1...", problem)
+        super().__init__(f"{field}: {self.problem}")
 
 
 class UnknownModelError(InvalidRequestError):

@@ -21,7 +21,8 @@ from baton.cli.terminal.length_range import length_range
 from baton.cli.terminal.output import console, print_table
 from baton.runs.access import Access
 from runtime.config.overrides import with_overrides
-from runtime.config.serving import load_config, read_yaml
+from runtime.config.serving import load_config
+from runtime.config.yaml_file import read_yaml
 from runtime.telemetry.logging import configure_logging
 
 OTHER = "With --address"

@@ -44,5 +44,7 @@ def chat(
     access = Access(address, api_key_file, ca_file)
     if question is None:
         raise typer.Exit(converse(begin, options, access, timeout_s, as_json))
-    asked = {"role": "user", "content": text_or_stdin(question, "QUESTION").strip()}
-    answer([*begin, asked], options, access, timeout_s, as_json)
+    content = text_or_stdin(question, "QUESTION").strip()
+    if not content:
+        raise typer.BadParameter("is empty: ask something", param_hint="QUESTION")
+    answer([*begin, {"role": "user", "content": content}], options, access, timeout_s, as_json)

@@ -13,9 +13,8 @@ from baton.runs.access import Access
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue; - reads stdin.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text to continue; - reads stdin.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The same.")] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue; - reads stdin.")
     ] = None,
@@ -40,13 +39,13 @@ def generate(
     as_json: options.JsonOption = False,
 ) -> None:
     """Continue a text or a list of token ids."""
-    if (prompt is None) == (tokens is None):
-        raise typer.BadParameter("give one of --prompt and --tokens", param_hint="--prompt")
+    if [text, prompt, tokens].count(None) != 2:
+        raise typer.BadParameter("give one of TEXT, --prompt and --tokens", param_hint="TEXT")
     asked: Prompt
     if tokens is not None:
         asked = token_ids(text_or_stdin(tokens, "--tokens"))
     else:
-        asked = text_or_stdin(prompt or "", "--prompt")
+        asked = text_or_stdin(prompt or "", "--prompt") if text is None else text_or_stdin(text, "TEXT")
     options = Options(
         model=model,
         temperature=temperature,

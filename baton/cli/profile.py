@@ -24,9 +24,10 @@ from baton_proto.discovery import TimedStep
 from engine.runners.step_profile import StepProfile
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
-from runtime.config.serving import DiskKvConfig, ServingConfig, for_prefill_worker, load_config, read_yaml
+from runtime.config.serving import DiskKvConfig, ServingConfig, for_prefill_worker, load_config
 from runtime.config.step_fit import ENOUGH, decode_rows, errors, fitted, prefill_rows
 from runtime.config.step_times import StepTimes
+from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 from worker.assembly import build_engine

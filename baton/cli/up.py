@@ -22,9 +22,10 @@ from kvtransfer.transports.table import choices
 from runtime.checkpoint.model_files import ModelFiles, pinned
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, with_overrides
-from runtime.config.serving import ServingConfig, load_config, read_yaml, with_absolute_paths
+from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
 from runtime.config.types import Workers
 from runtime.config.workers import EngineCounts
+from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 

@@ -2,10 +2,12 @@
 
 import asyncio
 
-from baton.runs.run_file import Run, choose_run
+from baton.runs.run_file import SERVICE_FLAG, Run, choose_run
 from runtime.address import parse_address
+from runtime.config.types import NATS_SCHEMES
 from runtime.errors import ConfigError, UnavailableError
 
+NATS_FLAG = "--nats-url"
 USUAL_ADDRESS = "127.0.0.1:8001"
 USUAL_NATS_URL = "nats://127.0.0.1:4222"
 WAY_OUT = "`baton up` starts a service here, which commands find by themselves; {flag} names one elsewhere"
@@ -16,16 +18,19 @@ def router_address(told: str) -> str:
     UnavailableError."""
     if ":" in told:
         return told
-    run = choose_run(told or None)
+    run = choose_run(told or None, f"--address or {SERVICE_FLAG}")
     return USUAL_ADDRESS if run is None else _known(run, run.file.grpc)
 
 
 def nats_place(told: str, namespace: str) -> tuple[str, str]:
     """NATS URL and namespace. `told`: a URL, or the name of a service, or nothing. A service that was found has its
     own namespace, unless `namespace` is another one than the default. Raises ConfigError, UnavailableError."""
+    scheme, colons, _ = told.partition("://")
+    if colons and scheme not in NATS_SCHEMES:
+        raise ConfigError(NATS_FLAG, f"{scheme}:// is no way to a NATS server: nats://HOST:PORT or tls://HOST:PORT")
     if ":" in told:
         return told, namespace
-    run = choose_run(told or None)
+    run = choose_run(told or None, f"{NATS_FLAG} or {SERVICE_FLAG}")
     if run is None:
         return USUAL_NATS_URL, namespace
     return _known(run, run.file.nats), run.file.namespace if namespace == "default" else namespace

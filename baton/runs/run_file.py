@@ -27,6 +27,7 @@ from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, K
 from runtime.security.nats_login import TLS_SCHEME, find_login, split_url
 from runtime.security.secret import Secret, parse_secrets
 
+SERVICE_FLAG = "--service"
 FORM = "run.json"
 CLUSTER_KEY = "cluster.key"
 OPERATOR_KEY = "operator.key"
@@ -117,15 +118,16 @@ def runs() -> list[Run]:
     return found
 
 
-def choose_run(name: str | None) -> Run | None:
-    """The run of that name; without a name the only one, None when there is none. Raises ConfigError."""
+def choose_run(name: str | None, flag: str = SERVICE_FLAG) -> Run | None:
+    """The run of that name, which `flag` gave; without a name the only one, None when there is none. Raises
+    ConfigError."""
     known = runs()
     named = [run for run in known if name in (None, run.name)]
     shown = ", ".join(map(str, known)) or "none"
     if name is not None and not named:
-        raise ConfigError("--service", f"no service {name!r} of yours runs on this machine; those that do: {shown}")
+        raise ConfigError(flag, f"no service {name!r} of yours runs on this machine; those that do: {shown}")
     if len(named) > 1:
-        raise ConfigError("--service", f"several services of yours run on this machine; name one of: {shown}")
+        raise ConfigError(SERVICE_FLAG, f"several services of yours run on this machine; name one of: {shown}")
     return named[0] if named else None
 
 

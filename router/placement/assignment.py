@@ -111,11 +111,13 @@ class Assigner:
         if (expectation := self._expected.expect(worker, hashes, 0)) is not None:
             expectation.first_token()
 
-    def weigh(
-        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], due_ms: float = math.inf
-    ) -> Weighing:
-        """What `assign` would decide if all workers had one form of KV, without a trace."""
-        return self._weigh([request], max_tokens, hashes, due_ms)[0]
+    def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+        """What `assign` would decide, without a trace."""
+        return self._weigh(of_each_form(request, self._pool.strangers()), max_tokens, hashes, math.inf)[0]
+
+    def weigh_soonest(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+        """The soonest first token. It is as if all workers had one form of KV, because all share what waits before."""
+        return self._weigh([request], max_tokens, hashes, due_ms=0.0)[0]
 
     def _weigh(
         self, forms: Sequence[Request], max_tokens: int, hashes: NDArray[np.uint64], due_ms: float

@@ -201,7 +201,7 @@ class Choice:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
         parts, totals = self._parts, self._parts.metrics.totals
         uncached = 1 - totals.cached_tokens / max(1, totals.started_tokens)
-        weighing = parts.assigner.weigh(facts, self._max_tokens, self._hashes, due_ms=0.0)
+        weighing = parts.assigner.weigh_soonest(facts, self._max_tokens, self._hashes)
         starts = [(n, round(n * (1 - uncached))) for n in parts.queue.prompts_before(turn)]
         before = Work(sum(n - start for n, start in starts), sum(prefill_pairs(start, n) for n, start in starts))
         check_in_time(weighing, before, self._due_ms())

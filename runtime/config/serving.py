@@ -23,6 +23,7 @@ from runtime.config.types import (
     BlockSize,
     Count,
     Namespace,
+    NatsUrl,
     Port,
     Positive,
     Seconds,
@@ -34,11 +35,12 @@ from runtime.config.types import (
     in_order,
 )
 from runtime.config.workers import WorkersConfig
+from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    url: Text | None = None  # None: `baton up` starts its own server
+    url: NatsUrl | None = None  # None: `baton up` starts its own server
     store_dir: Text | None = None  # of the own server; None: a temporary folder
     credentials_file: Text | None = None  # .creds, for the server at `url`
     token_file: Text | None = None  # or a token
@@ -254,25 +256,6 @@ PATH_KEYS = {
 def load_config(path: Path | None) -> ServingConfig:
     """Reads serving.yaml (None: all defaults). Raises ConfigError naming the key and, if unknown, the nearest one."""
     return ServingConfig() if path is None else parse_config(read_yaml(path), str(path))
-
-
-def read_yaml(path: Path) -> Any:
-    """What a file gives, unchecked; an empty file gives no keys. Raises ConfigError when it is no YAML."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(str(path), error.strerror or str(error)) from error
-    except RecursionError as error:
-        raise ConfigError(str(path), "is nested deeper than any configuration") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-    ) as error:  # `!!timestamp x` and the like
-        raise ConfigError(str(path), f"not valid YAML: {error}") from error
-    return data if data is not None else {}
 
 
 def parse_config(data: Any, where: str = "configuration") -> ServingConfig:

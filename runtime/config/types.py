@@ -21,6 +21,14 @@ Threads = Annotated[int, Meta(ge=0, le=1024)]
 BlockSize = Annotated[Literal[16, 32, 64, 128], Meta(description="auto, 16, 32, 64 or 128")]
 AutoPositive = Annotated[int, Meta(ge=1, le=MAX_INT, description="auto, or a whole number of at least 1")]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,4096}\Z", description="one line of text")]
+NATS_SCHEMES: Final = ("nats", "tls")
+NatsUrl = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(({'|'.join(NATS_SCHEMES)})://|(?!.*://))[^\x00-\x1f\x7f]{{1,4096}}\Z",
+        description="nats://HOST:PORT or tls://HOST:PORT",
+    ),
+]
 Namespace = Annotated[
     str, Meta(pattern=r"^[a-z0-9_-]{1,64}\Z", description="a name of up to 64 lower-case letters, digits, - and _")
 ]

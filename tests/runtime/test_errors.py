@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.errors import DeadlineError
+from runtime.errors import DeadlineError, InvalidRequestError
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,9 @@ from runtime.errors import DeadlineError
 )
 def test_a_deadline_is_never_told_as_none(timeout_s: float, words: str) -> None:
     assert str(DeadlineError("the request", timeout_s)) == f"the request did not finish within {words}"
+
+
+def test_a_refusal_repeats_no_number_of_any_length() -> None:
+    error = InvalidRequestError("n", f"is {'9' * 4000}, must be at most 8")
+    assert error.problem == f"is {'9' * 100}..., must be at most 8"
+    assert str(error) == f"n: {error.problem}"

@@ -11,8 +11,9 @@ from baton.bench.workload import trace_lines
 from baton.cli.profile import PROFILE_S, measured_profile, suited_config
 from baton.cli.terminal.length_range import length_range
 from runtime.config.overrides import with_overrides
-from runtime.config.serving import ServingConfig, load_config, read_yaml
+from runtime.config.serving import ServingConfig, load_config
 from runtime.config.step_times import StepTimes
+from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from simulator.advice.layouts import layouts
 from simulator.advice.traffic import RandomTraffic, TraceTraffic, Traffic

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.runs.places import nats_place, reach
+from baton.runs.places import NATS_FLAG, nats_place, reach
 from baton.runs.run_file import find_keys
 from runtime.config.serving import LoggingConfig
 from runtime.end_task import end_tasks
@@ -30,7 +30,7 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
     url, namespace = nats_place(url, namespace)
     shown = split_url(url)[0]
     place = shown.rstrip("/").rpartition("/")[2]
-    await reach(place if ":" in place else f"{place}:4222", timeout_s, f"NATS at {shown} does not answer", "--nats-url")
+    await reach(place if ":" in place else f"{place}:4222", timeout_s, f"NATS at {shown} does not answer", NATS_FLAG)
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
         yield nats

@@ -13,7 +13,7 @@ from baton.client.async_client import AsyncClient
 from baton.client.request import Options, Prompt
 from baton.runs.access import Access
 from runtime.calls.answer import Answer
-from runtime.errors import DeadlineError
+from runtime.errors import BatonError, DeadlineError
 
 
 def answer(
@@ -38,8 +38,10 @@ def answer(
     with errors_reported():
         try:
             result = asyncio.run(ask())
-        except DeadlineError:
-            if timeout_s is None:
+        except BatonError as error:
+            if any(pieces) and not as_json:
+                typer.echo()  # the error has a line of its own
+            if timeout_s is None or not isinstance(error, DeadlineError):
                 raise
             fail(ExitCode.DEADLINE, f"the answer was not complete within the {timeout_s:g} s of --timeout")
         typer.echo(json.dumps(answer_fields(result), ensure_ascii=False) if as_json else "")

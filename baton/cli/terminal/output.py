@@ -1,5 +1,6 @@
 """Tables and lines for people."""
 
+import os
 import sys
 import textwrap
 
@@ -8,12 +9,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-PIPED_WIDTH = 200  # columns when stdout is no terminal: a table in a file is cut nowhere
+PIPED_WIDTH = 200  # columns when stdout is no terminal and COLUMNS is not set
 
 
 def console() -> Console:
     """A console on the sys.stdout of the moment, which tests replace."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(file=sys.stdout, highlight=False, width=None if known else PIPED_WIDTH)
 
 
 def print_table(out: Console, table: Table) -> None:

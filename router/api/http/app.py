@@ -1,6 +1,7 @@
 """The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -139,13 +140,15 @@ class _Pages:
         self._targets = targets
 
     async def list_models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        model = self._model(request)
+        ids = {"first_id": model["id"], "last_id": model["id"], "has_more": False} if "type" in model else {}
+        return json_response({"object": "list", "data": [model], **ids})
 
     async def retrieve_model(self, request: Request) -> Response:
         wanted, served = request.path_params["model"], self._frontend.model
         if wanted != served:
             return error_response(UnknownModelError(wanted, [served]), make_request_id(None)[0])
-        return json_response(self._model())
+        return json_response(self._model(request))
 
     async def health(self, request: Request) -> Response:
         """The process lives."""
@@ -162,11 +165,16 @@ class _Pages:
     async def list_targets(self, request: Request) -> Response:
         return json_response(await self._targets())
 
-    def _model(self) -> dict[str, Any]:
-        return {
+    def _model(self, request: Request) -> dict[str, Any]:
+        """For OpenAI's clients and, with more fields, for Anthropic's."""
+        fields: dict[str, Any] = {
             "id": self._frontend.model,
             "object": "model",
             "created": self._frontend.created_s,
             "owned_by": "baton",
             "max_model_len": self._frontend.generator.limits().max_model_len,
         }
+        if "anthropic-version" in request.headers:
+            created_at = datetime.fromtimestamp(fields["created"], UTC).isoformat()
+            fields |= {"type": "model", "display_name": fields["id"], "created_at": created_at}
+        return fields

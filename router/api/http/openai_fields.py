@@ -82,7 +82,7 @@ else:
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # without effect: our events have no padding
-    continuous_usage_stats: Raw = ABSENT
+    continuous_usage_stats: bool | None = None  # not served
 
 
 class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +105,7 @@ class CacheControl(Struct, frozen=True, kw_only=True):
 class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: str
     text: str | None = None
+    refusal: str | None = None  # of a part of that type, which is read as a text
     cache_control: CacheControl | None = None
     image_url: Raw = ABSENT  # of parts of other types, which are refused as such
     input_audio: Raw = ABSENT
@@ -141,7 +142,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             name = next(name for name in NOT_SERVED_IN_MESSAGES if getattr(self, name))
             raise InvalidRequestError(f"{where}.{name}", "is not supported")
         no_content = self.content is None and self.tool_calls
-        content = "" if no_content else _message_text(f"{where}.content", self.content)
+        content = "" if no_content else _message_text(f"{where}.content", role, self.content)
         plain: dict[str, Any] = {"role": role, "content": content}
         if self.name is not None:
             plain["name"] = self.name
@@ -187,7 +188,9 @@ def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[
     return "\n".join(piece.text or "" for piece in content)
 
 
-def _message_text(where: str, content: str | Sequence[TextPart] | None) -> str:
+def _message_text(where: str, role: str, content: str | Sequence[TextPart] | None) -> str:
     if content is None:
         raise InvalidRequestError(where, "is missing")
+    if role == "assistant" and not isinstance(content, str):
+        content = [TextPart(type="text", text=part.refusal) if part.type == "refusal" else part for part in content]
     return plain_text(where, content, ("text",), "part of type 'text' with a text")

@@ -76,6 +76,8 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options", "needs stream to be true")
         given = {name: value for name in AS_NAMED if (value := getattr(self, name)) is not None}
         names = dict(self.adapt(given))
         if found := grammar_of({name: getattr(self, name) for name in STRUCTURED}):

@@ -20,8 +20,8 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     annotations: Raw = ABSENT  # of an answer that is sent back; without effect, as are the next two
     logprobs: Raw = ABSENT
     prompt_cache_breakpoint: Raw = ABSENT
-    refusal: Raw = ABSENT  # of parts of other types, which are refused as such
-    image_url: Raw = ABSENT
+    refusal: str | None = None  # of a part of that type, which is read as a text
+    image_url: Raw = ABSENT  # of parts of other types, which are refused as such, as are the next ones
     file_id: Raw = ABSENT
     file_data: Raw = ABSENT
     file_url: Raw = ABSENT
@@ -80,7 +80,10 @@ class Conversation:
     def _message(self, where: str, item: Item) -> None:
         if item.role is None or item.content is None:
             raise InvalidRequestError(f"{where}.{'content' if item.role else 'role'}", "is missing")
-        role, text = plain_role(where, item.role), parts_text(f"{where}.content", item.content)
+        role, content = plain_role(where, item.role), item.content
+        if role == "assistant" and not isinstance(content, str):
+            content = [Part(type="text", text=part.refusal) if part.type == "refusal" else part for part in content]
+        text = parts_text(f"{where}.content", content)
         if role != "assistant":
             self._end_turn()
             self.messages.append({"role": role, "content": text})

@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -67,6 +69,21 @@ async def test_no_command_cuts_an_id_at_80_columns(service: Service, arguments: 
 async def test_a_flipped_worker_is_shown_with_its_role(service: Service, arguments: list[str]) -> None:
     text = await shown(*arguments, "--address", service.grpc_address)
     assert re.search(r"decode-2\s+(\(|role )?prefill", text), text
+
+
+async def test_a_pipe_is_as_wide_as_its_variable_says(service: Service) -> None:
+    nats = str(service.supervisor.config.nats.url)
+    for columns in ("80", "40"):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "baton", "events", "lag", "--nats-url", nats),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"COLUMNS": columns},
+        )
+        text = (await process.communicate())[0].decode()
+        assert process.returncode == 0
+        assert max(map(len, text.splitlines())) <= int(columns)
+        for worker_id in IDS:
+            assert worker_id in text
 
 
 def rendered(table: Table, columns: int) -> str:

@@ -55,6 +55,7 @@ async def test_a_dash_reads_a_question_a_text_or_token_ids_from_stdin(service: S
     greedy = ("--max-tokens", "4", "-t", "0", "--json")
     for stdin, command, flag in (
         ("What is the capital of France?", "chat", None),
+        ("Once upon a time", "generate", None),
         ("Once upon a time", "generate", "--prompt"),
         ("5,6,7\n", "generate", "--tokens"),
     ):
@@ -65,8 +66,16 @@ async def test_a_dash_reads_a_question_a_text_or_token_ids_from_stdin(service: S
         assert read["usage"]["prompt_tokens"] == given["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize("question", ["-", " "])
+async def test_an_empty_question_is_refused_before_it_is_asked(question: str) -> None:
+    result = CliRunner().invoke(app, ["chat", question, "--address", NOBODY], input="\n")
+    assert result.exit_code == ExitCode.USAGE
+    assert "QUESTION: is empty" in result.output
+
+
 @pytest.mark.parametrize(
-    "arguments", [["chat", "-"], ["generate", "-p", "-"], ["generate", "--tokens", "-"], ["chat", "\udcff"]]
+    "arguments",
+    [["chat", "-"], ["generate", "-"], ["generate", "-p", "-"], ["generate", "--tokens", "-"], ["chat", "\udcff"]],
 )
 async def test_stdin_that_is_no_text_is_refused(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--address", NOBODY], input=b"\xff\xfe")
@@ -135,3 +144,15 @@ async def test_a_deadline_is_told_as_it_was_given(talker: Service) -> None:
     result = await piped(talker, "", "generate", "-p", "a", "--timeout", "0.05", "--ignore-eos")
     assert result.returncode == ExitCode.DEADLINE
     assert result.stderr.decode().splitlines()[-1].endswith("within the 0.05 s of --timeout")
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+async def test_an_error_stands_below_the_part_of_the_answer_that_came(talker: Service, command: str) -> None:
+    def ask() -> str:
+        with TerminalRun(command, "Who?", "--timeout", "1", "--address", talker.grpc_address) as terminal:
+            assert terminal.end() == ExitCode.DEADLINE
+            return terminal.seen
+
+    *answer, error = (await asyncio.to_thread(ask)).rstrip().splitlines()
+    assert any(answer)
+    assert error == "error: the answer was not complete within the 1 s of --timeout"

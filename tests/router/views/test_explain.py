@@ -137,6 +137,23 @@ async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(to
         assert explainer(router).num_remembered == 0
 
 
+async def test_a_prompt_is_explained_as_going_to_workers_of_one_form_of_kv(tokenizer: Tokenizer) -> None:
+    workers = [ScriptedWorker(name, role) for name, role in (("p-old", "prefill"), ("d-old", "decode"))]
+    workers += [ScriptedWorker(name, role) for name, role in (("p-new", "prefill"), ("d-new", "decode"))]
+    for worker in workers:
+        worker.kv_form = worker.worker_id.partition("-")[2]
+    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=0))
+    async with routing(tokenizer, *workers) as router:
+        for busy, wanted in ((("p-old", "d-new"), None), (("p-old", "d-old"), "new"), (("p-new", "d-new"), "old")):
+            charges = [router.ledger.charge("other", (name, 1), None, 400, 400) for name in busy]
+            decision = explainer(router, config).prompt(prompt(40)).decisions[0]
+            forms = {name.partition("-")[2] for name in (decision.prefill_worker, decision.decode_worker)}
+            assert len(forms) == 1
+            assert wanted is None or forms == {wanted}
+            for charge in charges:
+                charge.release()
+
+
 async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None:
     config = RouterConfig(
         max_running_per_worker=2, placement=PlacementConfig(local_prefill_tokens=0, prefill_queue_tokens=100)

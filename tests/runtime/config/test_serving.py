@@ -191,6 +191,11 @@ def test_auto_is_the_same_as_leaving_a_number_out() -> None:
         parse_config({"engine": {"max_model_len": "auto"}})
 
 
+def test_a_nats_server_is_named_with_one_of_its_schemes_or_without() -> None:
+    for url in ("nats://h:4222", "tls://me:secret@h:4222", "h:4222"):
+        assert parse_config({"nats": {"url": url}}).nats.url == url
+
+
 def test_a_size_beyond_any_machine_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="more than any machine has"):
         parse_bytes("9" * 400, "engine.kv_memory")

@@ -76,6 +76,7 @@ def test_a_key_refuses_values_that_it_cannot_mean(path: str, kind: inspect.Type,
         ),
         ("router", None, "null is not a section with keys such as host"),
         ("nats.url", "nats://me:secret@h\n", "nats://...@h"),
+        ("nats.url", "http://x", '"http://x" is not nats://HOST:PORT or tls://HOST:PORT'),
         ("model", "m" * 5000, "mmm..."),
     ],
 )

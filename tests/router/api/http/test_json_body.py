@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,7 +13,7 @@ from router.api.http.json_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, re
 from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
 from router.api.prompts.shown import PromptWish
 from router.api.responses.fields import ResponsesBody
-from router.api.validation import Chat
+from router.api.validation import Chat, Prompt
 from runtime.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi"}
@@ -74,8 +75,9 @@ def test_fields_that_change_nothing_are_taken() -> None:
     assistant = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "tool_calls": None}
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
     messages = [assistant, {"role": "user", "content": [part]}]
+    options = {"include_obfuscation": False, "continuous_usage_stats": False}
     read_body(
-        json.dumps({"messages": messages, "stream_options": {"include_obfuscation": False}} | harmless).encode(),
+        json.dumps({"messages": messages, "stream": True, "stream_options": options} | harmless).encode(),
         ChatBody,
     )
     read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
@@ -138,11 +140,32 @@ def test_a_time_that_is_none_of_the_known_ones_is_refused(fields: dict[str, Any]
 def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
     part = {"type": "text", "text": "Hi", "x": 1}
     chat = {"messages": [{"role": "user", "content": [part], "x": 1}], "stream_options": {"x": 1}, "x": 1}
+    chat["stream"] = True
     body, _, (prompt,) = read_body(json.dumps(chat).encode(), OpenChatBody)
     assert prompt == parse_body(json.dumps({"messages": [USER]}).encode(), ChatBody).prompts()[0]
     assert not body.include_usage
-    read_body(b'{"prompt": "a", "x": 1, "stream_options": {"x": 1}}', OpenCompletionBody)
+    read_body(b'{"prompt": "a", "x": 1, "stream": true, "stream_options": {"x": 1}}', OpenCompletionBody)
     assert refused(OpenCompletionBody, {"prompt": "a", "suffix": "b"}).field == "suffix"
+
+
+def test_options_of_a_stream_are_refused_without_one_and_usage_in_every_chunk_is_refused_by_name() -> None:
+    for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
+        error = refused(kind, body | {"stream_options": {"include_usage": True}})
+        assert str(error) == "stream_options: needs stream to be true"
+        stats = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        assert refused(kind, body | stats).field == "stream_options.continuous_usage_stats"
+
+
+def test_a_refusal_in_the_history_is_a_text_of_the_assistant() -> None:
+    def prompts(role: str, part: dict[str, str]) -> Sequence[Prompt]:
+        message = {"role": role, "content": [{"type": "text", "text": "No."}, part]}
+        return read_body(json.dumps({"messages": [message, USER]}).encode(), ChatBody)[2]
+
+    refusal = {"type": "refusal", "refusal": "I cannot."}
+    assert prompts("assistant", refusal) == prompts("assistant", {"type": "text", "text": "I cannot."})
+    for role, part in (("user", refusal), ("assistant", {"type": "refusal"})):
+        with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\]"):
+            prompts(role, part)
 
 
 def test_an_echo_is_for_completions() -> None:

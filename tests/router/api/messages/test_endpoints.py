@@ -47,6 +47,14 @@ async def client(server: HttpServer) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield client
 
 
+async def test_models_have_the_fields_of_both_apis(client: anthropic.AsyncAnthropic) -> None:
+    (listed,) = [model async for model in client.models.list()]
+    assert listed == await client.models.retrieve(listed.id)
+    assert (listed.type, listed.display_name) == ("model", listed.id)
+    assert listed.created_at.timestamp() == listed.model_dump()["created"]
+    assert listed.model_dump()["object"] == "model"
+
+
 async def test_a_message_has_thinking_text_and_calls_as_blocks(
     client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
 ) -> None:

@@ -134,7 +134,7 @@ async def test_items_become_the_messages_that_the_chat_api_would_have(
         {"type": "function_call", "call_id": "b", "name": "stop", "arguments": ""},
         {"type": "function_call_output", "call_id": "a", "output": "found"},
         {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "stopped"}]},
-        {"role": "assistant", "content": "Well."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "Well."}]},
         {"role": "assistant", "content": "Then."},
     ]
     await client.responses.create(model=MODEL, input=said)  # type: ignore[arg-type]
