@@ -16,6 +16,7 @@ import xxhash
 from engine.core.disk_copies import DiskBlock, Done
 from engine.tiers.block_files import FORMAT, BlockFiles, RankFiles
 from engine.tiers.host_kv import KEY as HOST_KEY, HostTier
+from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.errors import ConfigError
@@ -24,7 +25,6 @@ KEY = "engine.disk_kv"
 WRITES_BYTES = 256 << 20  # on their way, at most: what the disk writes during some steps
 LATE_S = 2.0  # a read that takes longer is not waited for, and none is begun
 READERS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))  # threads: what a quick disk and a checksum of it take
-DECAY = 0.95  # of what reads took, with each block
 REST_S = 30.0  # how long nothing is written after an error
 STOP_TIMEOUT_S = 10.0
 
@@ -48,10 +48,8 @@ class DiskKv:
         self._most_writes = max(2, min(WRITES_BYTES // host.slot_bytes, host.num_slots // 4))
         self._silent_until_s = 0.0
         self._num_reads = 0  # on their way
-        self._began_s: dict[int, float] = {}  # those that a thread is at
-        self._read_blocks = self._read_s = 0.0  # of the last reads, see `_measure`; no disk is slow at first
-        self._last_end_s = 0.0
-        self._measuring = threading.Lock()
+        self._times = ReadTimes()
+        self._counting = threading.Lock()
         self._done: deque[Done] = deque()
         self._writes, self._reads = SimpleQueue[Job | None](), SimpleQueue[Job | None]()
         self._threads = [
@@ -63,8 +61,7 @@ class DiskKv:
 
     @property
     def block_s(self) -> float:
-        with self._measuring:
-            return self._read_s / self._read_blocks if self._read_blocks else 0.0
+        return self._times.block_s
 
     @property
     def max_writes(self) -> int:
@@ -93,7 +90,7 @@ class DiskKv:
         return done
 
     def read_s(self, num_blocks: int) -> float:
-        if time.monotonic() - min(list(self._began_s.values()), default=inf) > LATE_S:
+        if self._times.longest_s(time.monotonic()) > LATE_S:
             return inf
         return (self._num_reads + num_blocks) * self.block_s
 
@@ -121,7 +118,7 @@ class DiskKv:
         self._end(Done(copy, True, ok))
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
-        self._began_s[copy] = time.monotonic()
+        self._times.begin(copy, time.monotonic())
         problem = "it is damaged"
         try:
             ok = self.files.read(copy, block, self._host.content(slot))
@@ -129,32 +126,27 @@ class DiskKv:
                 self._host.checksums.put(slot)
         except Exception as error:
             ok, problem = False, repr(error)
-        self._measure(self._began_s.pop(copy), num_errors=not ok)
+        self._times.end(copy, time.monotonic())
         if not ok:
+            self._count_error()
             log.warning("a KV block of the disk cannot be used", error=problem, folder=self._folder, slot=copy)
         self._end(Done(copy, False, ok))
-
-    def _measure(self, began_s: float, num_errors: int) -> None:
-        """A read has ended. Of reads at a time, each adds the time since the one that ended before it."""
-        with self._measuring:
-            now_s = time.monotonic()
-            self._read_blocks = DECAY * self._read_blocks + 1
-            self._read_s = DECAY * self._read_s + now_s - max(began_s, self._last_end_s)
-            self._last_end_s = now_s
-            self.num_errors += num_errors
 
     def _tried(self, work: Job) -> bool:
         """Whether it went well. Nothing is written for some time after an error."""
         try:
             work()
         except Exception as error:
-            with self._measuring:
-                self.num_errors += 1
+            self._count_error()
             if self.max_writes:
                 log.warning("KV blocks go to no disk for now", folder=self._folder, error=repr(error))
             self._silent_until_s = max(self._silent_until_s, time.monotonic() + REST_S)
             return False
         return True
+
+    def _count_error(self) -> None:
+        with self._counting:
+            self.num_errors += 1
 
     def _end(self, done: Done) -> None:
         self._done.append(done)

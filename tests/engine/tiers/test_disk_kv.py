@@ -15,6 +15,7 @@ from engine.tiers import disk_kv as module
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
 from engine.tiers.host_kv import HostKv
+from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
@@ -256,8 +257,9 @@ def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: P
         one.until_written()
         one.engine.block_manager.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
-            disk = one.engine.block_manager._disk
-            disk._read_blocks, disk._read_s = 1.0, read_s  # type: ignore[union-attr]
+            times = one.engine.block_manager._disk._times = ReadTimes()  # type: ignore[union-attr]
+            times.begin(0, 0.0)
+            times.end(0, read_s)
             sequence, _ = one.answer(prompt(0))
             assert sequence.num_cached_tokens == found
             one.answers([prompt(seed) for seed in range(1, 10)])
