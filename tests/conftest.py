@@ -14,9 +14,11 @@ from tests.tiny_model import write_tiny_model
 
 @pytest.fixture(autouse=True, scope="session")
 def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Services of the tests are found by their own commands alone, and find none of whoever runs the tests."""
+    """Services of the tests are found by their own commands alone, and find none of whoever runs the tests. What the
+    commands print is as wide as in a file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        patch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and commands obey it
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 

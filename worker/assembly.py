@@ -99,6 +99,7 @@ class EngineAssembly:
     engine_masks: bool = False  # whether the engine compiles grammars itself; else sequences have matchers
     refuses: Refuses = lambda sampling: ""
     repeats: Repeats = lambda sampling: False
+    heeds_due: bool = True  # whether prompts whose first token is due go before others
     kv_form: str = ""  # what the bytes of a block depend on beside layout and model, where it is not our own engine
 
     @property

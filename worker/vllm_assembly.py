@@ -182,6 +182,7 @@ def _assembled(
         engine_masks=True,
         refuses=refusal,
         repeats=repeats,
+        heeds_due=False,
         kv_form=form,
     )
 

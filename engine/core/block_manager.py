@@ -214,6 +214,17 @@ class BlockManager:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""
         return len(self._usable(self._hits(sequence))) * self.block_size
 
+    def tokens_at_hand(self, sequence: Sequence) -> int:
+        """cached_tokens(), and what the disk brings sooner than it is computed."""
+        cached = self.cached_tokens(sequence)
+        if self._disk is None:
+            return cached
+        num_hits = len(self._hits(sequence))
+        num_read = num_hits - cached // self.block_size
+        if num_read <= 0 or not self._is_sooner(num_read, num_read):
+            return cached
+        return min(num_hits * self.block_size, sequence.num_tokens - 1)
+
     def shared_tokens(self, sequence: Sequence, other: Sequence) -> int:
         """Leading tokens in whole blocks that two prompts have in common, by their hashes, and that need not be
         computed for the first one where they are cached. `other` has blocks."""

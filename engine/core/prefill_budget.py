@@ -7,7 +7,8 @@ left. A long prompt takes at most four times as long, and only while shorter one
 A prompt may have a time at which its first token is due. While all are in time, nothing of this changes. A prompt that
 might be late if others had the next step goes before them, earliest due first; one that is late whatever happens goes
 after them, because what it takes would make others late, too. The first one that has to stand back keeps a small part
-of each step, so that it comes to an end however many are in danger.
+of each step, and the first one that waits keeps its place though it is late, so that each comes to an end however many
+are in danger.
 
 A prompt whose next tokens an earlier one computes right now waits until they are cached. Each token is then computed
 once, however many prompts with the same beginning come at the same time.

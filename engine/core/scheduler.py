@@ -260,9 +260,13 @@ class Scheduler:
         before their turn. They join `prompts`, which stays in order."""
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
         leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
-        late = self._dated.late
+        late = set(self._dated.late)
+        last = late - {self.waiting[0]}  # whose turn comes however many are in time
+        order = list(self.waiting)
+        if last:
+            order = [one for one in order if one not in last] + [one for one in self._dated.late if one in last]
         num_seen = 0
-        for sequence in [one for one in self.waiting if one not in late] + late if late else list(self.waiting):
+        for sequence in order:
             if len(self.running) >= self.max_running or num_seen == LOOK_AHEAD:
                 return
             if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, leaders):
@@ -271,7 +275,7 @@ class Scheduler:
             if self.block_manager.restores(sequence):
                 continue
             place = bisect_left(prompts, sequence.order, key=_order)
-            before = prompts if sequence in late else [one for one in prompts[:place] if one not in late]
+            before = prompts if sequence in last else [one for one in prompts[:place] if one not in late]
             if not self._has_turn(sequence, before, budget):
                 passed = passed or sequence
                 continue
@@ -285,30 +289,35 @@ class Scheduler:
 
     def _turns(self, now_s: float, took: TimedSteps) -> _Dated:
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
-        dated = [sequence for sequence in (*prompts, *self.waiting) if sequence.due_s < inf]
+        both = (*prompts, *self.waiting)
+        dated = [one for one in both if one.due_s < inf and not one.num_output_tokens]
         self._has_dated = bool(dated)
         step_s = took.attentive_s(self.max_batch_tokens, 0)
-        if not dated or step_s == inf:
+        if not dated or not 0.0 < step_s < inf:
             return _NOBODY
         highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
         dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
         for place, sequence in enumerate(dated):
             if sequence.status is SequenceStatus.WAITING and (place < LOOK_AHEAD or sequence.num_looked_up < 0):
-                sequence.num_looked_up = self.block_manager.cached_tokens(sequence)
+                sequence.num_looked_up = self.block_manager.tokens_at_hand(sequence)
         order = turns([Due(_left_s(sequence, took), sequence.due_s - now_s) for sequence in dated], step_s)
         return _Dated(*([dated[i] for i in part] for part in order))
 
     def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
         """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
+        leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
         for sequence in self._dated.first:
             if budget <= 0 or len(self.running) >= self.max_running:
                 return
             if sequence.status is SequenceStatus.WAITING:
+                if self.follows(sequence, leaders):
+                    continue
                 passed = self.waiting[0]
                 kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
                 if self.block_manager.restores(sequence) or not self._start(sequence, self._headroom() + kept):
                     continue
                 insort(prompts, sequence, key=_order)
+                leaders.append(sequence)
             budget -= _left(sequence)
 
     def _share(self, budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:

@@ -38,6 +38,7 @@ class RankedDisk:
         self._failed: set[int] = set()  # those of them that went wrong on some rank
         self._reads: set[int] = set()  # those that go on
         self._ended_s = 0.0  # the last end of a read on any rank, or the first read after an idle time
+        self._half_s: dict[int, float] = {}  # reads -> when the first rank ended them, the oldest first
         self._silent_until_s = 0.0
         own.wake = lambda: self.wake()
         ranks.listen_to_copies(self._ended)
@@ -94,16 +95,18 @@ class RankedDisk:
         self._left[copy] -= 1
         if not one.written:
             self._ended_s = time.monotonic()
+            self._half_s.setdefault(copy, self._ended_s)
         if self._left[copy]:
             return None
         del self._left[copy]
         self._reads.discard(copy)
+        self._half_s.pop(copy, None)
         ok = copy not in self._failed
         self._failed.discard(copy)
         return Done(copy, one.written, ok)
 
     def read_s(self, num_blocks: int) -> float:
-        if self._reads and time.monotonic() - self._ended_s > LATE_S:
+        if self._reads and time.monotonic() - min(self._ended_s, next(iter(self._half_s.values()), inf)) > LATE_S:
             return inf
         return self._own.read_s(num_blocks)
 

@@ -53,6 +53,11 @@ class FollowedWorker:
         self._silent_since_s: float | None = None  # monotonic
 
     @property
+    def lag(self) -> int:
+        """Batches that the worker has published and that the tree does not contain."""
+        return max(0, self.feed.expected - self.feed.applied)
+
+    @property
     def contained(self) -> int | None:
         """The event up to which the tree has what the worker had; None while only a snapshot can tell."""
         return self.feed.applied if self.state in (State.FOLLOWING, State.HOLED) else None

@@ -131,7 +131,7 @@ class Assigner:
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            dated = forms[0].is_dated
+            dated = forms[0].is_dated and self._pool.heed_due()
             prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
             decode = candidates(self._ledger, decode_keys, match, cached, is_dated=dated)
             prefill = candidates(self._ledger, prefill_keys, match, cached, is_dated=dated)

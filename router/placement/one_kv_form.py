@@ -22,9 +22,10 @@ def best_form(weighings: Iterable[Weighing], due_ms: float) -> Weighing:
 
 
 def _rank(weighing: Weighing, due_ms: float) -> tuple[float, float]:
-    """How late, and what it costs. Infinite: the request would have to wait."""
+    """How late, and what it costs. The first is infinite where the request would have to wait, and then the second says
+    until when at least."""
     placement = weighing.placement()
     if placement is None:
-        return math.inf, math.inf
+        return math.inf, (weighing.prefill if len(weighing.prefill) else weighing.decode).soonest_ms()
     total = next(cost.total for cost in weighing.decode.costs() if cost.worker == placement.decode)
     return (placement.ttft_ms if placement.ttft_ms > due_ms else 0.0), total

@@ -101,4 +101,5 @@ def external_assembly(
         engine_masks=True,
         refuses=refusal,
         repeats=repeats,
+        heeds_due=False,
     )

@@ -149,8 +149,56 @@ def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> N
     while late.num_computed_tokens < 100:
         scheduler.look_ahead(0.0, took)
         computed += [(item.sequence.request_id, item.num_tokens) for item in step(scheduler).prefill]
-    assert computed[0] == ("other", 64)
+    assert computed[:2] == [("late", 2), ("other", 62)]
     assert sum(tokens for name, tokens in computed if name == "other") == 100
+
+
+def test_a_late_prompt_comes_to_its_end_however_many_newcomers_are_in_time() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=64)
+    scheduler.add(distinct("running", 60))
+    step(scheduler)
+    late, took = distinct("late", 100), steps_of(1.0)
+    late.due_s = 0.05
+    scheduler.add(late)
+    newcomers = (
+        make_sequence(f"{first}", range(first, first + 40), max_tokens=1) for first in itertools.count(1000, 40)
+    )
+    for _ in range(300):
+        while len(scheduler.waiting) < 30:
+            scheduler.add(next(newcomers))
+        scheduler.look_ahead(0.0, took)
+        for sequence in [item.sequence for item in step(scheduler).prefill if item.sample]:
+            if sequence is not late:
+                scheduler.finish(sequence)
+        if late.num_computed_tokens >= 100:
+            return
+    raise AssertionError(f"{late.num_computed_tokens} of its 100 tokens are computed")
+
+
+def test_an_answer_that_has_begun_is_not_late_when_it_waits_again() -> None:
+    scheduler = make_scheduler(512, max_batch_tokens=64)
+    for number in range(12):
+        scheduler.add(distinct(f"other {number}", 40))
+    begun, took = distinct("begun", 20), steps_of(1.0)
+    begun.num_prompt_tokens -= 1  # its last token is of the answer
+    for sequence, due_s in [(begun, 0.001), *[(other, 100.0) for other in scheduler.waiting]]:
+        sequence.due_s = due_s
+    scheduler.add(begun)
+    scheduler.look_ahead(5.0, took)
+    assert begun not in scheduler._dated.late
+    assert scheduler._dated.late == []
+
+
+def test_a_prompt_in_danger_waits_for_the_one_that_computes_its_beginning() -> None:
+    scheduler = make_scheduler(512, max_batch_tokens=64)
+    shared, took = list(range(1000, 1800)), steps_of(1.0)
+    scheduler.add(make_sequence("first", [*shared, 1], max_tokens=1))
+    step(scheduler)
+    urgent = make_sequence("urgent", [*shared, 2], max_tokens=1)
+    urgent.due_s = 1.0
+    scheduler.add(urgent)
+    scheduler.look_ahead(0.0, took)
+    assert names(step(scheduler))[0] == ["first"]
 
 
 def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:
