@@ -78,7 +78,7 @@ def _read(logs: Logs, process: str | None, lines: int, follow: bool) -> Iterator
             raise UnavailableError(
                 f"there is no log of {process!r}; those that are there: {', '.join(known) or 'none'}"
             )
-        if not known and not follow:
+        if not known and not (follow and logs.there):
             raise UnavailableError("no process has a log there")
         yield from last.splitlines(keepends=True)[-lines:] if lines else []
         while follow and logs.there:

@@ -12,6 +12,7 @@ from typing import IO
 import msgspec
 
 from baton.service.local_process import LocalProcess
+from baton.service.logs.log_file import log_tail
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
 from runtime.processes.serving import read_ready
@@ -76,9 +77,9 @@ class ChildProcess(LocalProcess):
         return ProcessExit(self.name, self.pid, returncode, self.log_tail())
 
     def log_tail(self) -> str:
-        if self._log_file is None or not self._log_file.exists():
-            return ""
-        return "\n".join(self._log_file.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        with contextlib.suppress(FileNotFoundError):
+            return log_tail(self._log_file, LOG_TAIL_LINES)[0].rstrip("\n") if self._log_file is not None else ""
+        return ""
 
     async def _read_stdout(self, process: asyncio.subprocess.Process, ready: asyncio.Future[Ready]) -> None:
         """Reads until the child closes it. Lines other than the readiness line go to stderr."""

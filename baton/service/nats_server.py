@@ -188,7 +188,8 @@ class NatsServer(LocalProcess):
         port = 0
         with open(self._log_file or os.devnull, "ab", buffering=0) as log_file:
             async for line in process.stderr:
-                log_file.write(line)
+                with contextlib.suppress(OSError):  # as on a full disk: lines get lost, and NATS goes on
+                    log_file.write(line)
                 self._log_tail.append(line.decode(errors="replace").rstrip())
                 if match := _LISTENING.search(line):
                     port = int(match[1])

@@ -1,5 +1,6 @@
 """The logs of all processes of a service as one, in the order of time."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, time, timedelta
@@ -7,9 +8,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from baton.service.logs.log_file import log_since, log_tail
+from baton.service.logs.log_file import Position, log_since, log_tail
 
 SUFFIX = ".log"
+YEARS = range(1970, 9999)  # beyond them moments cannot be reckoned with
 SLACK = timedelta(seconds=1)  # by which a file's own time may lag behind its last line's
 # As our console form, the NATS server and our JSON form begin a line, or end it.
 _TIME = re.compile(r'^(?:\[\d+\] [\d/]+ )?(\d\d:\d\d:\d\d\.\d+) |"timestamp": ?"([^"]+)"')
@@ -29,7 +31,7 @@ class MergedLogs:
     def __init__(self, folder: Path, process: str | None = None) -> None:
         self._folder = folder
         self._process = process
-        self._offsets: dict[Path, int] = {}
+        self._positions: dict[Path, Position] = {}
 
     @property
     def there(self) -> bool:
@@ -44,18 +46,20 @@ class MergedLogs:
         """The last lines of all, in order, and perhaps some more before them. Raises OSError."""
         found: list[Entry] = []
         for process, path in self._files():
-            text, self._offsets[path] = log_tail(path, lines)
-            found += _entries(process, text, datetime.fromtimestamp(path.stat().st_mtime))
+            with contextlib.suppress(FileNotFoundError):  # it has gone since, or a link leads nowhere
+                text, self._positions[path] = log_tail(path, lines)
+                found += _entries(process, text, datetime.fromtimestamp(path.stat().st_mtime))
             found = in_order(found)[-lines:] if lines else []  # memory is bounded, however many files there are
         return found
 
     def news(self) -> list[Entry]:
-        """What was written since, in order; lines that are still being written come with the next call. Raises
-        OSError."""
+        """What was written since, in order; lines that are still being written come with the next call. A file
+        that cannot be read is left out."""
         found: list[Entry] = []
         for process, path in self._files():
-            text, self._offsets[path] = log_since(path, self._offsets.get(path, 0))
-            found += _entries(process, text, datetime.now())
+            with contextlib.suppress(OSError):
+                text, self._positions[path] = log_since(path, self._positions.get(path, Position()))
+                found += _entries(process, text, datetime.now())
         return in_order(found)
 
     def _files(self) -> Iterator[tuple[str, Path]]:
@@ -92,9 +96,10 @@ def _shown_time(line: str) -> datetime | time | None:
     try:
         if found[1]:
             return datetime.strptime(found[1], "%H:%M:%S.%f").time()
-        return datetime.fromisoformat(found[2]).astimezone().replace(tzinfo=None)
+        moment = datetime.fromisoformat(found[2]).astimezone().replace(tzinfo=None)
     except (ValueError, OverflowError):
         return None
+    return moment if moment.year in YEARS else None
 
 
 def _dated(shown: datetime | time, before: datetime) -> datetime:

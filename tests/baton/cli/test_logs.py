@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from baton.cli.app import app
 
 TIMEOUT_S = 60
 
@@ -57,3 +60,9 @@ def test_one_log_is_followed_alone(tmp_path: Path) -> None:
         append(tmp_path / "router-1.log", "not asked for\n")
         append(tmp_path / "decode-1.log", "decode-1 goes on\n")
         assert line_of(reader) == "decode-1 goes on\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--follow"]])
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["logs", "--log-dir", str(tmp_path / "elsewhere"), *arguments])
+    assert (result.exit_code, result.output) == (3, "error: no process has a log there\n")

@@ -45,6 +45,13 @@ async def test_a_child_that_exits_early_fails_at_once_with_its_last_log_lines(tm
         await child.wait_ready(30)
 
 
+async def test_the_last_lines_of_a_log_that_was_just_shortened_are_in_the_file_beside_it(tmp_path: Path) -> None:
+    child = child_that(tmp_path)
+    (tmp_path / "child-1.log").write_text("now\n")
+    (tmp_path / "child-1.log.1").write_text("before\n")
+    assert child.log_tail() == "before\nnow"
+
+
 async def test_a_child_that_is_never_ready_fails_when_the_time_is_up(tmp_path: Path) -> None:
     child = child_that(tmp_path, "time.sleep(60)")
     await child.start()

@@ -48,6 +48,16 @@ async def test_a_port_that_is_taken_is_refused_with_the_servers_own_words(nats_s
         await NatsServer(port=nats_server.port).start()
 
 
+async def test_a_server_whose_log_cannot_be_written_serves_and_its_end_is_noticed() -> None:
+    server = NatsServer(log_file=Path("/dev/full"))
+    await server.start()
+    try:
+        os.kill(server.pid, signal.SIGKILL)
+        assert (await asyncio.wait_for(server.wait(), 30)).returncode == -signal.SIGKILL
+    finally:
+        await server.stop()
+
+
 async def test_the_server_dies_with_a_process_that_is_killed() -> None:
     program = textwrap.dedent("""
         import asyncio

@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from baton.service.logs.log_file import TAIL_BYTES, log_since, log_tail
+from baton.service.logs.log_file import TAIL_BYTES, Position, log_since, log_tail
 
 
 def test_the_last_lines_and_then_what_comes(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("one\ntwo\nthree\n")
-    text, offset = log_tail(path, 2)
+    text, position = log_tail(path, 2)
     assert text == "two\nthree\n"
-    assert log_since(path, offset) == ("", offset)
+    assert log_since(path, position) == ("", position)
     with path.open("a") as file:
         file.write("four\nfi")
-    text, offset = log_since(path, offset)
+    text, position = log_since(path, position)
     assert text == "four\n"
-    assert offset == path.stat().st_size - 2
+    assert position == Position(path.stat().st_size - 2)
     with path.open("a") as file:
         file.write("ve\n")
-    assert log_since(path, offset) == ("five\n", path.stat().st_size)
-    assert log_tail(path, 0) == ("", path.stat().st_size)
+    assert log_since(path, position) == ("five\n", Position(path.stat().st_size))
+    assert log_tail(path, 0) == ("", Position(path.stat().st_size))
 
 
 def test_a_long_log_is_read_from_near_its_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.logs.log_file import LONG_BYTES, shorten
+from baton.service.logs.log_file import LONG_BYTES, PIECE_BYTES, shorten
 from baton.service.logs.merged_logs import Entry, MergedLogs
 
 NOW = datetime.now().replace(microsecond=0)
@@ -53,6 +53,8 @@ def test_lines_of_all_files_come_in_the_order_of_time_and_tracebacks_stay_whole(
     [
         '  body = {"timestamp": "soon"}',
         '{"timestamp": "0001-01-01T00:00:00"}',
+        '{"timestamp": "0001-01-01T00:00:00Z"}',
+        '{"timestamp": "9999-12-31T23:59:59Z"}',
         "25:61:00.1 hi",
         "12:00:00.1234567 hi",
         "[7] 2026/01/01 99:00:00.1 hi",
@@ -118,3 +120,31 @@ def test_a_log_that_is_shortened_is_followed_without_a_gap_and_its_last_lines_ar
     assert shown(MergedLogs(tmp_path).tail(3))[-3:] == [plain(1, "seen"), plain(2, "before"), plain(3, "after")]
     shorten(path)
     assert path.stat().st_size > 0  # it is short now
+
+
+def test_a_log_that_was_shortened_and_has_grown_past_what_was_read_is_followed_without_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "router-1.log"
+    path.write_text(plain(1, "seen"))
+    logs = MergedLogs(tmp_path)
+    logs.tail(1)
+    filling = [f"filling {number:0{PIECE_BYTES // 4}}\n" for number in range(4 * LONG_BYTES // PIECE_BYTES)]
+    with path.open("a") as file:
+        file.write("".join(filling) + plain(2, "before"))
+        file.flush()
+        shorten(path)
+        file.write(plain(3, "after") * 9)
+    assert path.stat().st_size > len(plain(1, "seen"))
+    found: list[str] = []
+    while news := shown(logs.news()):
+        assert sum(map(len, news)) <= 2 * PIECE_BYTES
+        found += news
+    assert found == [*filling, plain(2, "before"), *[plain(3, "after")] * 9]
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(plain(1, "first"))
+    (tmp_path / "b.log").symlink_to(tmp_path / "has gone")
+    (tmp_path / "c.log").write_text(plain(2, "second"))
+    assert len(MergedLogs(tmp_path).tail(9)) == 2
+    (tmp_path / "d.log").mkdir()
+    assert shown(MergedLogs(tmp_path).news()) == [plain(1, "first"), plain(2, "second")]
