@@ -113,6 +113,12 @@ class EngineAssembly:
         """Of configuration and weights; workers whose hashes differ exchange no KV. Another one after an update."""
         return _model_hash(self.config_hash, self.memory)
 
+    @property
+    def announced_form(self) -> str:
+        """The form of the KV for routers, which pair workers of one form alone. An engine that takes no KV has a form
+        of its own, so that no prompt is computed for it elsewhere."""
+        return f"{self.layout.dtype} {'alone' if self.slab is None else self.kv_form}".rstrip()
+
     def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
         meaning = self.model_hash + self.kv_form
         return SlabIdentity(worker_id, incarnation, meaning, self.layout, Shard(0, self.ranks))

@@ -188,7 +188,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         max_model_len=assembly.max_model_len,
         pid=os.getpid(),
         metrics_address=metrics_address,
-        kv_form=f"{assembly.layout.dtype} {assembly.kv_form}".rstrip(),
+        kv_form=assembly.announced_form,
         heeds_due=assembly.heeds_due,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )

@@ -76,8 +76,10 @@ def _check_pairs(config: ServingConfig) -> None:
     decode = config.workers.by_engine("decode")
     for engine in config.workers.by_engine("prefill").keys() - decode.keys():
         problem = f"a prefill worker with {engine} sends KV to decode workers with {engine} alone, and there is none"
-        key = "workers.prefill" if config.workers.count("prefill") else "planner.limits.max_prefill"
-        raise ConfigError(key, f"{problem}: set it to 0, or name the same engine in both roles")
+        if config.workers.count("prefill"):
+            raise ConfigError("workers.prefill", f"{problem}: set it to 0, or name the same engine in both roles")
+        named = f"workers.prefill: {{{next(iter(decode))}: 0}}"
+        raise ConfigError("planner.limits.max_prefill", f"{problem}: set it to 0, or {named}")
 
 
 def _check_machine(config: ServingConfig, machines: Machines) -> None:

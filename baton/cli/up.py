@@ -24,7 +24,7 @@ from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, with_overrides
 from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
 from runtime.config.types import Workers
-from runtime.config.workers import EngineCounts
+from runtime.config.workers import EngineCounts, WorkerEngine
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
@@ -39,15 +39,19 @@ def _option(group: str, metavar: str | None, words: str, *names: str, **settings
     return typer.Option(*names, metavar=metavar, help=words, rich_help_panel=group, **settings)
 
 
-def worker_counts(text: str) -> int | dict[str, int]:
+def worker_counts(text: str) -> int | dict[str, int | None]:
     """What `workers.prefill` and `workers.decode` hold, of a flag. Raises typer.BadParameter."""
+    engines = EngineCounts.__struct_fields__
     try:
         if "=" not in text:
             return msgspec.convert(text, Workers, strict=False)
-        given = dict(part.split("=") for part in text.split(","))
-        return msgspec.structs.asdict(msgspec.convert(given, EngineCounts, strict=False))  # all: the file's go
+        parts = [part.split("=") for part in text.split(",")]
+        given = msgspec.convert(dict(parts), dict[WorkerEngine, Workers], strict=False)
+        if len(given) < len(parts):
+            raise ValueError("an engine is given twice")
+        return dict.fromkeys(engines) | given  # None: what the file gives goes
     except ValueError as error:
-        names = " or ".join(EngineCounts.__struct_fields__)
+        names = " or ".join(engines)
         raise typer.BadParameter(f"{text!r} is neither a count nor counts of {names} such as baton=1,vllm=2") from error
 
 

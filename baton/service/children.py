@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from baton.service.launcher import Launch
@@ -18,6 +18,7 @@ class Children(dict[str, Process]):
     def __init__(self) -> None:
         super().__init__()
         self._launches: dict[str, Launch] = {}  # by worker id
+        self.starting: set[str] = set()  # names of processes that have been added, and do not live yet
         self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
 
     def add(self, launch: Launch, process: Process) -> None:
@@ -43,6 +44,12 @@ class Children(dict[str, Process]):
             for name, launch in self._launches.items()
             if launch.workers[name] == role and self.living(name) is not None
         ]
+
+    def engines(self, role: Role) -> Counter[WorkerEngine]:
+        """How many workers of the role have each engine, those that are being started included."""
+        ours = [(name, launch.name) for name, launch in self._launches.items() if launch.workers[name] == role]
+        there = (name for name, process in ours if process in self.starting or self.living(name) is not None)
+        return Counter(engine for engine in map(self.engine, there) if engine is not None)
 
     def engine(self, worker_id: str) -> WorkerEngine | None:
         """What computes in a worker that has started; None: an engine that somebody else started."""

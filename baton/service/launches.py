@@ -31,7 +31,7 @@ class Launches:
 
     def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
         """`engine` None: what keeps the role's proportions."""
-        engine = engine or self.config.workers.next_engine(role, self._living(role))
+        engine = engine or self.config.workers.next_engine(role, self.children.engines(role))
         ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
         arguments = ["--worker-id", worker_id]
         return Launch(
@@ -60,12 +60,8 @@ class Launches:
         arguments = ["--worker-id", name]
         return Launch(name, "decode_worker", self._config_of("baton"), arguments, {name: "decode"}, 0, self.keys)
 
-    def _living(self, role: Role) -> Counter[WorkerEngine]:
-        engines = map(self.children.engine, self.children.workers(role))
-        return Counter(engine for engine in engines if engine is not None)
-
     def _lacking(self, role: Role) -> Counter[WorkerEngine]:
-        return Counter(self.config.workers.by_engine(role)) - self._living(role)
+        return Counter(self.config.workers.by_engine(role)) - self.children.engines(role)
 
     def _config_of(self, engine: WorkerEngine) -> ServingConfig:
         """Of a process whose workers have this engine."""

@@ -208,7 +208,11 @@ class Supervisor:
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)
         self.children.add(launch, process)
-        await self._begin(process)
+        self.children.starting.add(launch.name)
+        try:
+            await self._begin(process)
+        finally:
+            self.children.starting.discard(launch.name)
         await self._until_ready(launch.name, process)
 
     async def _begin(self, process: Process) -> None:

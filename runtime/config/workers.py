@@ -13,10 +13,10 @@ WorkerEngine = Literal["baton", "vllm"]
 
 
 class EngineCounts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers of one role, by what computes in them."""
+    """Workers of one role, by what computes in them. 0 names the engine of workers that a planner adds."""
 
-    baton: Workers = 0
-    vllm: Workers = 0
+    baton: Workers | None = None
+    vllm: Workers | None = None
 
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,8 +37,10 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         counts = self.prefill if role == PREFILL else self.decode
         if isinstance(counts, int):
             return {self.engine: counts}
-        given: dict[WorkerEngine, int] = {"baton": counts.baton, "vllm": counts.vllm}
-        return {engine: count for engine, count in given.items() if count} or {self.engine: 0}
+        fields: dict[WorkerEngine, int | None] = {"baton": counts.baton, "vllm": counts.vllm}
+        given = {engine: count for engine, count in fields.items() if count is not None}
+        some = {engine: count for engine, count in given.items() if count}
+        return some or (given if len(given) == 1 else {self.engine: 0})
 
     def count(self, role: Role) -> int:
         return sum(self.by_engine(role).values())
@@ -49,7 +51,8 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def uses(self, engine: WorkerEngine) -> bool:
         """Whether any worker has this engine."""
-        return any(self.by_engine(role).get(engine) for role in ROLES) or (not self.total and engine == self.engine)
+        roles = [self.by_engine(role) for role in ROLES]
+        return any(role[engine] or not self.total for role in roles if engine in role)
 
     def next_engine(self, role: Role, living: Mapping[WorkerEngine, int]) -> WorkerEngine:
         """Of one more worker beside those that live: the role keeps its proportions (D'Hondt's method)."""
@@ -57,6 +60,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return max(counts, key=lambda engine: counts[engine] / (living.get(engine, 0) + 1))
 
     def of(self, engine: WorkerEngine) -> Self:
-        """The section for the process of a worker with this engine. The numbers of workers keep their meaning."""
+        """The section for the process of a worker with this engine. The numbers of workers keep their meaning,
+        also where a role has none."""
         prefill, decode = (EngineCounts(**self.by_engine(role)) for role in (PREFILL, DECODE))
         return msgspec.structs.replace(self, engine=engine, prefill=prefill, decode=decode)

@@ -7,6 +7,7 @@ import yaml
 
 from runtime.errors import ConfigError
 
+MERGE = "tag:yaml.org,2002:merge"  # of the key `<<`
 SHOWN_CHARS = 80  # of a key that is refused
 
 
@@ -16,7 +17,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         first: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
             line, name = key.start_mark.line + 1, (key.tag, key.value)
             if name in first:
@@ -24,6 +25,11 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {line} gives {shown!r} again, which line {first[name]} gives: keep one")
             first[name] = line
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Raises YAMLError for a node that is part of itself, which the loader finds where it builds the parts of a
+        node before anything else."""
+        return super().construct_object(node, deep=True)
 
 
 def read_yaml(path: Path) -> Any:

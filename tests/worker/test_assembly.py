@@ -33,6 +33,15 @@ def test_workers_with_different_forms_of_kv_refuse_each_other_at_the_handshake()
         check_hello(hello(old.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
 
 
+def test_routers_know_an_engine_that_takes_no_kv_by_a_form_of_its_own() -> None:
+    ours = build_engine(parse_config({"model": "mock"}))
+    ours.close()
+    alone = dataclasses.replace(ours, slab=None)
+    assert alone.model_hash == ours.model_hash
+    assert (ours.announced_form, alone.announced_form) == (ours.layout.dtype, f"{ours.layout.dtype} alone")
+    assert dataclasses.replace(ours, kv_form="vllm 0.31").announced_form == f"{ours.layout.dtype} vllm 0.31"
+
+
 def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:
     def model_hash(name: str, **different: Any) -> str:
         folder = write_tiny_model(tmp_path / name, **different)

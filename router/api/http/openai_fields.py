@@ -158,7 +158,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def retention_s(where: str, name: str | None, known: Mapping[str | None, float]) -> float:
     """Raises InvalidRequestError."""
     if name not in known:
-        raise InvalidRequestError(where, f"is {name!r}, must be one of {', '.join(filter(None, known))}")
+        raise InvalidRequestError(where, f"is {name!r:.100}, must be one of {', '.join(filter(None, known))}")
     return known[name]
 
 

@@ -31,7 +31,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"workers": {"prefill": 0, "decode": {"vllm": 2}}, "planner": {"enabled": True}},
-        "planner.limits.max_prefill: a prefill worker with baton sends KV to decode workers with baton alone",
+        "planner.limits.max_prefill: a prefill worker with baton sends KV to decode workers with baton alone, and "
+        "there is none: set it to 0, or workers.prefill: {vllm: 0}",
     ),
     ({"workers": {"decode": {"baton": 1, "vllm": 1}}}, "workers.python: names the interpreter of the environment"),
     ({"workers": {"host": "no.such.host.invalid"}}, "workers.host: 'no.such.host.invalid'"),

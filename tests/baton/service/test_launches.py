@@ -1,13 +1,17 @@
 """Which processes a configuration asks for, with several engines and with engines that somebody else starts."""
 
+import asyncio
 from collections import Counter
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from baton.service.children import Children
-from baton.service.launcher import Launch
+from baton.service.launcher import Launch, Launcher
 from baton.service.launches import Launches
+from baton.service.supervisor import Supervisor
+from engine.vllm.arguments import shares_kv
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.processes.process import Process
 
@@ -78,6 +82,62 @@ def test_workers_that_a_planner_adds_keep_the_proportions_of_their_role() -> Non
     engines = Counter(map(children.engine, children.workers("decode")))
     assert engines == {"baton": 2, "vllm": 5}
     assert Launches(config, {}, children).worker("prefill", "prefill-2").config.workers.engine == "vllm"
+
+
+class Launching:
+    """A launcher whose processes never get further than the begin of their start."""
+
+    def __init__(self) -> None:
+        self.launches = asyncio.Queue[Launch]()
+
+    def here(self, config: ServingConfig) -> ServingConfig:
+        return config
+
+    def release(self, process: object) -> None: ...
+
+    def process(self, launch: Launch) -> Process:
+        self.launches.put_nowait(launch)
+        return cast(Process, Unborn())
+
+
+class Unborn(Dead):
+    async def start(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_workers_that_a_planner_adds_at_once_keep_the_proportions_too() -> None:
+    launcher = Launching()
+    config = parse_config({"workers": {"decode": {"baton": 1, "vllm": 2}}})
+    supervisor = Supervisor(config, launcher=cast(Launcher, launcher))
+    adding = [asyncio.create_task(supervisor.add_worker("decode")) for _ in range(6)]
+    engines = Counter([(await launcher.launches.get()).config.workers.engine for _ in adding])
+    for task in adding:
+        task.cancel()
+    await asyncio.gather(*adding, return_exceptions=True)
+    assert engines == {"baton": 2, "vllm": 4}
+    assert not supervisor.children.engines("decode")
+
+
+PLANNED = {"planner": {"enabled": True, "limits": {"max_prefill": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "engine", "shares"),
+    [(0, "baton", False), ({"vllm": 0}, "vllm", True), ({"baton": 0, "vllm": 0}, "baton", False)],
+)
+def test_a_role_without_workers_gets_one_engine_in_each_process(prefill: Any, engine: str, shares: bool) -> None:
+    given = PLANNED | {"workers": {"prefill": prefill, "decode": {"baton": 1, "vllm": 1}}}
+    config = parse_config(given)
+    for workers in (config.workers, config.workers.of("vllm"), config.workers.of("baton")):
+        process = msgspec.structs.replace(config, workers=workers)
+        assert process.workers.by_engine("prefill") == {engine: 0}
+        assert shares_kv(process) == shares
+    assert Launches(config, {}, Children()).worker("prefill", "prefill-1").config.workers.engine == engine
+
+
+def test_a_service_that_begins_without_workers_uses_the_engines_that_its_roles_name() -> None:
+    workers = parse_config({"workers": {"prefill": {"vllm": 0}, "decode": {"vllm": 0}}}).workers
+    assert (workers.uses("vllm"), workers.uses("baton")) == (True, False)
 
 
 def test_a_worker_with_our_engine_does_not_count_prefill_workers_with_vllm_as_its_own() -> None:

@@ -52,6 +52,18 @@ async def test_a_decode_worker_with_whose_form_nobody_ships_runs_its_prompts(tok
         assert (served.prefill_worker, served.attempts) == ("", 1)
 
 
+async def test_one_of_two_decode_workers_that_takes_no_kv_runs_its_prompts(tokenizer: Tokenizer) -> None:
+    workers = worker("p-1", "float32"), worker("d-takes", "float32"), worker("d-alone", "float32 alone")
+    async with routing(tokenizer, *workers) as router:
+        pairs = set()
+        for leaving in workers[1:]:  # busy, so that the other one is cheaper
+            charge = router.ledger.charge("other", (leaving.worker_id, 1), None, 400, 400)
+            (served,) = (await collect(stream(router, request(3)))).finished.served_by
+            pairs.add((served.prefill_worker, served.decode_worker))
+            charge.release()
+        assert pairs == {("p-1", "d-takes"), ("", "d-alone")}
+
+
 async def test_forms_do_not_matter_where_nobody_ships(tokenizer: Tokenizer) -> None:
     async with routing(tokenizer, worker("d-old", "old"), worker("d-new", "new")) as router:
         assert router.pool.strangers() == ()

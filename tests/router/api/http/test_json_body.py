@@ -126,6 +126,10 @@ def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
             "prompt_cache_retention: is '24 h', must be one of in_memory, in-memory, 24h",
         ),
         (
+            {"prompt_cache_retention": "x" * 1000},
+            f"prompt_cache_retention: is '{'x' * 99}, must be one of in_memory, in-memory, 24h",
+        ),
+        (
             {"messages": [USER, marked("9h")]},
             r"messages\[1\].content\[0\].cache_control.ttl: is '9h', must be one of 5m, 1h",
         ),
