@@ -261,7 +261,7 @@ class Scheduler:
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
         leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
         late = set(self._dated.late)
-        last = late - {self.waiting[0]}  # whose turn comes however many are in time
+        last = late.difference(self.waiting[:1])  # the first one's turn comes however many are in time
         order = list(self.waiting)
         if last:
             order = [one for one in order if one not in last] + [one for one in self._dated.late if one in last]

@@ -139,6 +139,15 @@ def test_a_prompt_that_would_be_late_goes_before_those_that_came_first() -> None
     assert [item.num_tokens for item in step(scheduler).prefill if item.sequence.request_id == "first"] == [16]
 
 
+def test_a_prompt_in_danger_may_be_the_only_one_that_waits() -> None:
+    scheduler = make_scheduler(256, max_batch_tokens=64)
+    urgent, took = distinct("urgent", 128), steps_of(1.0)
+    urgent.due_s = 0.15
+    scheduler.add(urgent)
+    scheduler.look_ahead(0.0, took)
+    assert names(step(scheduler))[0] == ["urgent"]
+
+
 def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> None:
     scheduler = make_scheduler(256, max_batch_tokens=64)
     late, took = distinct("late", 100), steps_of(1.0)
