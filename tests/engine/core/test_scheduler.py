@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import math
+import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -146,6 +148,30 @@ def test_a_prompt_in_danger_may_be_the_only_one_that_waits() -> None:
     scheduler.add(urgent)
     scheduler.look_ahead(0.0, took)
     assert names(step(scheduler))[0] == ["urgent"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prompts_come_to_their_ends_whichever_first_tokens_are_due(seed: int) -> None:
+    source, took = random.Random(seed), steps_of(1.0)
+    scheduler = make_scheduler(64, max_batch_tokens=source.choice([8, 64]), max_running=source.choice([1, 2, 16]))
+    left, now_s = {f"{number}": source.randint(1, 120) for number in range(40)}, 0.0
+    coming = list(left.items())
+    for _ in range(3000):
+        while coming and (source.random() < 0.3 or not scheduler.has_work):
+            name, length = coming.pop()
+            first = 1000 * source.choice([int(name), 0])  # some begin alike
+            sequence = make_sequence(name, range(first, first + length), max_tokens=1)
+            sequence.due_s = now_s + source.choice([-1.0, 0.02, 0.2, 2.0, math.inf])
+            scheduler.add(sequence)
+        scheduler.look_ahead(now_s, took)
+        for item in step(scheduler).prefill:
+            now_s += item.num_tokens / 1e3
+            if item.sample:
+                scheduler.finish(item.sequence)
+                del left[item.sequence.request_id]
+        if not left:
+            return
+    raise AssertionError(f"did not come to an end: {left}")
 
 
 def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> None:
