@@ -216,14 +216,12 @@ class BlockManager:
 
     def tokens_at_hand(self, sequence: Sequence) -> int:
         """cached_tokens(), and what the disk brings sooner than it is computed."""
-        cached = self.cached_tokens(sequence)
-        if self._disk is None:
-            return cached
-        num_hits = len(self._hits(sequence))
-        num_read = num_hits - cached // self.block_size
-        if num_read <= 0 or not self._is_sooner(num_read, num_read):
-            return cached
-        return min(num_hits * self.block_size, sequence.num_tokens - 1)
+        hits = self._hits(sequence)
+        num_cached = len(self._usable(hits))
+        num_read = len(hits) - num_cached if self._disk is not None else 0
+        if not num_read or not self._is_sooner(num_read, num_read):
+            return num_cached * self.block_size
+        return min(len(hits) * self.block_size, sequence.num_tokens - 1)
 
     def shared_tokens(self, sequence: Sequence, other: Sequence) -> int:
         """Leading tokens in whole blocks that two prompts have in common, by their hashes, and that need not be

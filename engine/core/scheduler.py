@@ -241,7 +241,8 @@ class Scheduler:
         self._starved = None
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
         if self.waiting and budget > 0:
-            self._start_in_danger(prompts, budget)
+            if self._dated.first:
+                self._start_in_danger(prompts, budget)
             self._start_waiting(prompts, budget)
         near = [sequence for sequence in prompts if not sequence.moves or self.block_manager.is_near(sequence)]
         if near or not alone:
@@ -259,7 +260,7 @@ class Scheduler:
         """Starts the sequences whose turn comes in this step, in order until memory is short, and those that slip in
         before their turn. They join `prompts`, which stays in order."""
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
-        leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
+        leaders = self._leaders()
         late = set(self._dated.late)
         last = late.difference(self.waiting[:1])  # the first one's turn comes however many are in time
         order = list(self.waiting)
@@ -287,6 +288,10 @@ class Scheduler:
                 self._starved = sequence
                 return
 
+    def _leaders(self) -> list[Sequence]:
+        """Whose KV is being computed here, so that others may follow them."""
+        return [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
+
     def _turns(self, now_s: float, took: TimedSteps) -> _Dated:
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
         both = (*prompts, *self.waiting)
@@ -305,7 +310,7 @@ class Scheduler:
 
     def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
         """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
-        leaders = [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
+        leaders = self._leaders()
         for sequence in self._dated.first:
             if budget <= 0 or len(self.running) >= self.max_running:
                 return
