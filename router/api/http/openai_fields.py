@@ -5,10 +5,11 @@ nothing. Every other name is unknown.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from baton_proto.sampling import PARAMETERS
 from router.api.openai_tools import ToolCall, plain_calls
@@ -177,6 +178,14 @@ class TextPiece(Protocol):
     def text(self) -> str | None: ...
 
 
+class Refusing(TextPiece, Protocol):
+    @property
+    def refusal(self) -> str | None: ...
+
+
+Refusable = TypeVar("Refusable", bound=Refusing)
+
+
 def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[str], wanted: str) -> str:
     """Pieces of the types stand on lines of their own. Raises InvalidRequestError, which says what is `wanted`."""
     if isinstance(content, str):
@@ -188,9 +197,15 @@ def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[
     return "\n".join(piece.text or "" for piece in content)
 
 
+def with_refusals(role: str, content: str | Sequence[Refusable]) -> str | Sequence[Refusable]:
+    """What an assistant has refused is a text of its history."""
+    if role != "assistant" or isinstance(content, str):
+        return content
+    said: Sequence[Any] = content
+    return [replace(part, type="text", text=part.refusal) if part.type == "refusal" else part for part in said]
+
+
 def _message_text(where: str, role: str, content: str | Sequence[TextPart] | None) -> str:
     if content is None:
         raise InvalidRequestError(where, "is missing")
-    if role == "assistant" and not isinstance(content, str):
-        content = [TextPart(type="text", text=part.refusal) if part.type == "refusal" else part for part in content]
-    return plain_text(where, content, ("text",), "part of type 'text' with a text")
+    return plain_text(where, with_refusals(role, content), ("text",), "part of type 'text' with a text")

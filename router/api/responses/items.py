@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
-from router.api.http.openai_fields import ABSENT, plain_text
+from router.api.http.openai_fields import ABSENT, plain_text, with_refusals
 from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
 from router.api.validation import plain_role
 from router.text.chat_template import Message
@@ -80,10 +80,8 @@ class Conversation:
     def _message(self, where: str, item: Item) -> None:
         if item.role is None or item.content is None:
             raise InvalidRequestError(f"{where}.{'content' if item.role else 'role'}", "is missing")
-        role, content = plain_role(where, item.role), item.content
-        if role == "assistant" and not isinstance(content, str):
-            content = [Part(type="text", text=part.refusal) if part.type == "refusal" else part for part in content]
-        text = parts_text(f"{where}.content", content)
+        role = plain_role(where, item.role)
+        text = parts_text(f"{where}.content", with_refusals(role, item.content))
         if role != "assistant":
             self._end_turn()
             self.messages.append({"role": role, "content": text})
