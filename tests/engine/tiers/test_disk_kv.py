@@ -35,6 +35,15 @@ def expected(tiny_model: Path) -> Callable[[list[list[int]]], list[list[int]]]:
     return answers
 
 
+def written(model: Path, folder: Path) -> list[int]:
+    """The answer to a prompt whose blocks a worker has left on the disk."""
+    with worker(model, folder) as one:
+        _, answer = one.answer(prompt(0))
+        one.answers([prompt(seed) for seed in range(1, 10)])
+        one.until_written()
+    return answer
+
+
 def test_answers_are_those_of_a_worker_without_a_disk_over_restarts(
     tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
 ) -> None:
@@ -202,10 +211,7 @@ def test_what_was_written_would_outlive_the_machine_when_the_tier_has_closed(
 def test_several_blocks_are_read_at_a_time_and_all_end_before_the_tier_has_closed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with worker(tiny_model, tmp_path) as one:
-        _, before = one.answer(prompt(0))
-        one.answers([prompt(seed) for seed in range(1, 10)])
-        one.until_written()
+    before = written(tiny_model, tmp_path)
     together = threading.Barrier(module.READERS)
     read, ended = BlockFiles.read, []
 
@@ -228,10 +234,7 @@ def test_several_blocks_are_read_at_a_time_and_all_end_before_the_tier_has_close
 def test_nobody_waits_for_a_disk_that_does_not_answer(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with worker(tiny_model, tmp_path) as one:
-        _, before = one.answer(prompt(0))
-        one.answers([prompt(seed) for seed in range(1, 10)])
-        one.until_written()
+    before = written(tiny_model, tmp_path)
     answers_again = threading.Event()
     read = BlockFiles.read
 
