@@ -47,14 +47,15 @@ def main() -> None:
         return time.perf_counter() - began
 
     first_token_s(prompt())
-    wanted = [prompt() for _ in range(2)]
-    computed = [first_token_s(ids) for ids in wanted]
-    device = min(first_token_s(wanted[1]) for _ in range(3))
+    computed = [first_token_s(prompt())]
+    wanted = prompt()
+    computed.append(first_token_s(wanted))
+    device = min(first_token_s(wanted) for _ in range(3))
     host = []
-    for number in range(4):
+    for _ in range(4):
         for _ in range(-(-blocks * BLOCK_SIZE // tokens)):
             first_token_s(prompt())
-        host.append(first_token_s(wanted[number % 2]))
+        host.append(first_token_s(wanted))
     print(
         json.dumps(
             {"computed s": min(computed), "device s": device, "host s": statistics.median(host), "host, all": host}
