@@ -24,7 +24,7 @@ class RouterStream:
     """One router's open stream. Event loop only.
 
     The first and the last news of a request leave on the next turn of the event loop, because a client waits for them.
-    Other news leave at most every `gather_s`, because the router's cost of a message hardly depends on its tokens.
+    Other news leave at most every `gather_s`, because the router's cost of a delta hardly depends on its tokens.
     """
 
     def __init__(
@@ -36,15 +36,17 @@ class RouterStream:
         self._current_load = current_load
         self._loop = asyncio.get_running_loop()
         self._deltas: dict[str, list[Delta]] = {}  # by request
-        self._soon: asyncio.Handle | None = None  # leaves on the next turn of the event loop
-        self._timer: asyncio.TimerHandle | None = None  # or then
+        self._hurried: set[str] = set()  # of them, those that do not wait for others
+        self._soon: asyncio.Handle | None = None  # what is hurried or due leaves on the next turn of the event loop
+        self._timer: asyncio.TimerHandle | None = None  # the others then
         self._blocked = False  # or when the router has read what it got
         self._not_before_s = 0.0
 
     def send(self, delta: Delta) -> None:
-        """The delta leaves with all others that are sent before the step is over or the event loop turns."""
+        """The delta leaves with others that are sent before the step is over or the event loop turns."""
         self._deltas.setdefault(delta.request_id, []).append(delta)
         if delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None:
+            self._hurried.add(delta.request_id)
             self._leave_soon()
         else:
             self._leave_in_time()
@@ -63,7 +65,7 @@ class RouterStream:
     def close(self) -> None:
         """Writes what is pending, then ends the stream."""
         if self._deltas:
-            self._write()
+            self._write_all()
         self._stream.close()
 
     def _leave_soon(self) -> None:
@@ -75,21 +77,43 @@ class RouterStream:
             if self._loop.time() >= self._not_before_s:
                 self._leave_soon()
             else:
-                self._timer = self._loop.call_at(self._not_before_s, self.leave)
+                self._timer = self._loop.call_at(self._not_before_s, self._leave_all)
 
     def leave(self) -> None:
-        """Writes what waits, if the router reads."""
-        for handle in (self._soon, self._timer):
-            if handle is not None:
-                handle.cancel()
-        self._soon = self._timer = None
+        """Writes what is hurried and, in time, what else waits, if the router reads."""
+        if self._loop.time() >= self._not_before_s:
+            self._leave_all()
+            return
+        self._cancel_soon()
+        self._blocked = not self._stream.writable
+        if self._hurried and not self._blocked:
+            self._write([self._deltas.pop(request_id) for request_id in self._hurried])
+        if self._deltas:
+            self._leave_in_time()
+
+    def _leave_all(self) -> None:
+        self._cancel_soon()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._blocked = not self._stream.writable
         if not self._blocked:
-            self._write()
+            self._write_all()
 
-    def _write(self) -> None:
-        deltas = list(map(_joined, self._deltas.values()))
+    def _cancel_soon(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+
+    def _write_all(self) -> None:
+        news = list(self._deltas.values())
         self._deltas.clear()
+        self._not_before_s = self._loop.time() + self._gather_s
+        self._write(news)
+
+    def _write(self, news: list[list[Delta]]) -> None:
+        deltas = list(map(_joined, news))
+        self._hurried.clear()
         load = self._current_load()
         # Those with log-probabilities of prompts leave one by one: together they may be too long for a message.
         long = [delta for delta in deltas if delta.prompt_logprobs is not None]
@@ -98,7 +122,6 @@ class RouterStream:
         if long:
             deltas = [delta for delta in deltas if delta.prompt_logprobs is None]
         self._stream.send(StepMessage(deltas, load))
-        self._not_before_s = self._loop.time() + self._gather_s
 
 
 class StepHandler(Protocol):

@@ -30,7 +30,7 @@ from worker.step_stream import RouterStream, StepStreams
 from worker.stream_server import StreamServer
 
 LOAD = WorkerLoad(running=2)
-GATHER_S = 0.005
+GATHER_S = 0.05
 OURS = Hello(MAJOR, "decode-0", incarnation=42)
 SUBMIT = Submit("r1", b"", 0, SamplingParams(max_tokens=1), timeout_s=1.0)
 
@@ -131,6 +131,25 @@ async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_d
     router.send(Delta("r1", [5]))
     router.send(Delta("r1", [6], finish="length"))
     assert [delta.token_ids for delta in (await call.read()).deltas] == [[5, 6]]
+
+
+async def test_a_request_that_ends_hurries_the_news_of_no_other(steps: Fixture) -> None:
+    call = await steps.open()
+    call.stream.send(SUBMIT)
+    router, _ = await steps.memory.commands.get()
+    loop = asyncio.get_running_loop()
+    router.send(Delta("r1", [1], cached_tokens=0))
+    began_s = loop.time()
+    steps.streams.step_is_over()
+    assert [delta.token_ids for delta in (await call.read()).deltas] == [[1]]
+    for token in (2, 3):
+        router.send(Delta("r1", [token]))
+        router.send(Delta("r2", [token], finish=None if token == 2 else "stop"))
+        steps.streams.step_is_over()
+    hurried = await call.read()
+    assert [(delta.request_id, delta.token_ids) for delta in hurried.deltas] == [("r2", [2, 3])]
+    assert [(delta.request_id, delta.token_ids) for delta in (await call.read()).deltas] == [("r1", [2, 3])]
+    assert loop.time() - began_s >= GATHER_S
 
 
 async def test_a_load_without_deltas_is_reported_too(steps: Fixture) -> None:
