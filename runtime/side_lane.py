@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from runtime.errors import DeadlineError, OverloadedError
+from runtime.errors import DeadlineError, OverloadedError, UnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,10 +33,15 @@ class SideLane:
 
     async def run(self, deadline_s: float | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`deadline_s`: on time.monotonic(). What has begun by then goes on and keeps its place. Raises what `work`
-        raises, OverloadedError when the lane is full, and DeadlineError."""
+        raises, OverloadedError when the lane is full, UnavailableError when no thread can be started, and
+        DeadlineError."""
         if not self._places.acquire(blocking=False):
             raise OverloadedError(f"queue of {self._work}", self._limit, RETRY_AFTER_S)
-        future = self._pool.submit(work, *args, **kwargs)
+        try:
+            future = self._pool.submit(work, *args, **kwargs)
+        except RuntimeError as error:
+            self._places.release()
+            raise UnavailableError(f"no thread for {self._work}: {error}") from error
         future.add_done_callback(lambda _: self._places.release())
         timeout_s = TIMEOUT_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         try:

@@ -2,6 +2,7 @@
 Event loop only."""
 
 import msgspec
+import structlog
 
 from baton_proto.decoding import MAX_MS
 from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
@@ -10,6 +11,7 @@ from baton_proto.worker import MAJOR, Hello
 from engine.core.engine import StepOutput
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
+from runtime.errors import BatonError, UnavailableError
 from runtime.grammar.matcher import Matcher
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
@@ -18,6 +20,8 @@ from worker.engine_bridge import EngineBridge
 from worker.metrics import WorkerMetrics
 from worker.role import Role
 from worker.step_stream import StepStreams
+
+log = structlog.get_logger()
 
 
 class WorkerRuntime:
@@ -111,9 +115,15 @@ class WorkerRuntime:
         return await self.role.in_flight.wait_empty(timeout_s)
 
     async def matcher(self, grammar: Grammar | None) -> Matcher:
-        """Raises BatonError."""
+        """Raises BatonError alone, because a request whose grammar fails otherwise would have no end."""
         assert grammar is not None
-        return await self.assembly.grammars.matcher_soon(grammar)
+        try:
+            return await self.assembly.grammars.matcher_soon(grammar)
+        except BatonError:
+            raise
+        except Exception as error:  # no memory, or a fault of ours
+            log.error("a grammar was not compiled", worker=self.worker_id, exc_info=error)
+            raise UnavailableError(f"the grammar was not compiled: {error!r}") from error
 
     def _step_done(self, output: StepOutput, load: WorkerLoad) -> None:
         """Passes the tokens on first, because clients wait for them."""

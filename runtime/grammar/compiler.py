@@ -75,7 +75,7 @@ class GrammarCompiler:
         lane: SideLane | None = None,
     ) -> Matcher:
         """matcher() for event loops: what is not kept is compiled in `lane`, or else in our own. `deadline_s`: on
-        time.monotonic(). Also raises OverloadedError and DeadlineError."""
+        time.monotonic(). Also raises OverloadedError, UnavailableError and DeadlineError."""
         if compiled := self._known(grammar):
             return self._fresh(compiled)
         own_s = time.monotonic() + TIMEOUT_S

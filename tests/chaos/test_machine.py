@@ -11,7 +11,13 @@ import pytest
 
 from tests.chaos.machine.clocks import Clock
 from tests.chaos.machine.disk import Disk, why_no_small_disk
-from tests.chaos.machine.limits import lower_threads, raise_threads, why_no_limits, why_no_thread_limit
+from tests.chaos.machine.limits import (
+    lower_descriptors,
+    lower_threads,
+    raise_threads,
+    why_no_limits,
+    why_no_thread_limit,
+)
 from tests.chaos.machine.preload import why_no_preload
 from tests.chaos.machine.slots import FIRST_PORT, MOST, PORTS_PER_SLOT, slot
 from tests.chaos.machine.wires import WiredHost, wired_hosts
@@ -47,6 +53,18 @@ def test_a_clock_jumps_and_the_monotonic_one_does_not(tmp_path: Path) -> None:
     days, monotonic = [one[0] for one in seen], [one[1] for one in seen]
     assert [round((day - days[0]) / 3600) for day in days] == [0, 1, -1, 0]
     assert monotonic == sorted(monotonic)
+
+
+@pytest.mark.skipif(bool(why_no_limits()), reason=why_no_limits() or "-")
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_process_that_has_just_ended_is_known_as_such_to_who_limits_its_descriptors(seen: bool) -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if seen:
+        process.wait()
+    with pytest.raises((ProcessLookupError, FileNotFoundError)):
+        lower_descriptors(process.pid)
+    process.wait()
 
 
 @pytest.mark.skipif(bool(why_no_thread_limit()), reason=why_no_thread_limit() or "-")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from runtime.errors import DeadlineError, OverloadedError
+from runtime.errors import DeadlineError, OverloadedError, UnavailableError
 from runtime.side_lane import SideLane
 
 
@@ -47,3 +47,18 @@ async def test_what_waits_beyond_its_deadline_never_runs_and_what_runs_keeps_its
     go.set()
     await waiting
     assert ran == [2]
+
+
+async def test_a_lane_without_threads_says_so_each_time_and_works_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lane = SideLane(threads=1, max_waiting=1)
+    with monkeypatch.context() as starved:
+        starved.setattr(threading.Thread, "start", start)
+        for _ in range(5):
+            with pytest.raises(UnavailableError, match="no thread for long prompts: can't start new thread"):
+                await lane.run(None, threading.get_ident)
+    assert await lane.run(None, threading.get_ident) != threading.get_ident()

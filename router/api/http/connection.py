@@ -43,6 +43,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
         self._awaits: str = HEAD
         self._deaf = False  # what comes is dropped
+        self._half_closed = False  # by the client, after whole requests
         self._overhead_bytes = 0  # of this request, without what its body has paid for
         self._body_bytes = 0
         self._serving: RequestResponseCycle | None = None
@@ -68,6 +69,17 @@ class Connection(HttpToolsProtocol):
             problem = f"headers, trailers and chunk sizes are larger than {MAX_HEAD_BYTES} bytes"
             self._refuse("431 Request Header Fields Too Large", "headers", problem)
         self._set_clock()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps our side open for the answers to whole requests, which TLS does not allow."""
+        if self.scheme == "https" or self._awaits or not self._answering():
+            self.transport.close()  # after what waits for this turn's end
+            return False
+        self._half_closed = True
+        self._hang_up()
+        if self._serving is not None:
+            self._serving.message_event.set()  # wakes who waits for the client's end
+        return True
 
     # --- what the parser finds ----------------------------------------------------------------------------------------
 
@@ -107,6 +119,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle
         served: Any = app if cycle.scope["http_version"] != "1.0" else _without_chunks(app, cycle)
+        served = self._until_half_closed(served, cycle)
         super()._start_asgi_task(cycle, served)
 
     def on_response_complete(self) -> None:
@@ -123,6 +136,32 @@ class Connection(HttpToolsProtocol):
         serving = self._serving
         due = serving is not None and not serving.response_complete
         return due and (self._awaits != BODY or serving is not self.cycle)
+
+    def _until_half_closed(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+        """Whoever waits for the client's end is told of it when the client has closed its side, because a client that
+        has gone looks the same until it is written to. All others answer."""
+
+        async def served(scope: Scope, receive: Receive, send: Send) -> None:
+            asked_in_full = False
+
+            async def received() -> Message:
+                nonlocal asked_in_full
+                if not (asked_in_full and self._half_closed):
+                    message = await receive()
+                    if not (asked_in_full and self._half_closed):
+                        asked_in_full = not message.get("more_body", False)
+                        return message
+                return {"type": "http.disconnect"}
+
+            await app(scope, received, send)
+            if self._half_closed and not cycle.response_complete:
+                if not cycle.response_started:
+                    problem = "was closed by the client on its side before the answer, which was given up"
+                    self._write_refusal("400 Bad Request", "connection", problem)
+                cycle.disconnected = True  # else uvicorn complains of an answer that is missing
+                self.transport.close()
+
+        return served
 
     # --- the client's clock -------------------------------------------------------------------------------------------
 
@@ -152,11 +191,14 @@ class Connection(HttpToolsProtocol):
         if self._answering() or (self._awaits == BODY and self.cycle.response_started):
             self._hang_up()
         elif not self.transport.is_closing():
-            body = encode_json(ErrorAnswer(ErrorBody(f"{field}: {problem}", "invalid_request_error", field)))
-            head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            self._write_refusal(status, field, problem)
             self._deaf = True
             self.transport.close()
+
+    def _write_refusal(self, status: str, field: str, problem: str) -> None:
+        body = encode_json(ErrorAnswer(ErrorBody(f"{field}: {problem}", "invalid_request_error", field)))
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     def _hang_up(self) -> None:
         """Closes after the answers to all that was asked in full."""

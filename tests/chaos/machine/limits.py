@@ -49,9 +49,12 @@ def why_no_thread_limit() -> str:
 
 
 def lower_descriptors(pid: int) -> Limit:
-    """Returns the limit of a process that no fault has struck."""
+    """Returns the limit of a process that no fault has struck. Raises ProcessLookupError or FileNotFoundError when the
+    process has ended."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)  # ours, which it got: two faults may strike one process
-    highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+    if not (names := os.listdir(f"/proc/{pid}/fd")):
+        raise ProcessLookupError(f"{pid} has just ended")
+    highest = max(map(int, names))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1 + SPARE_DESCRIPTORS, before[1]))
     return before
 

@@ -252,10 +252,10 @@ class Fleet:
         if self._closing:
             return
         member.addresses = {}
-        self.lost(member)
-        self.deaths += 1
         if not (member.expected_end or member.may_end):
             self.problems.append(f"{member.name} ended unasked with code {code} (struck: {member.struck})")
+        self.lost(member)  # which says who is to end with it
+        self.deaths += 1
         while member.held_down:
             await asyncio.sleep(0.02)
         # NATS does not wait for its turn, because the others' starts wait for NATS.

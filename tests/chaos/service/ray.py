@@ -28,14 +28,19 @@ class Control(Adopted):
 
     async def start(self) -> None:
         assert self.fleet is not None
-        self.addresses, self.expected_end, self.lives = {}, False, self.lives + 1
-        said = await self.fleet.baton("up", "--ray", "--json", "--config", str(self.fleet.config_file))
+        self.addresses, self.expected_end, self.may_end, self.lives = {}, False, False, self.lives + 1
+        try:
+            said = await self.fleet.baton("up", "--ray", "--json", "--config", str(self.fleet.config_file))
+        except RuntimeError:
+            if not self.may_end:
+                raise
+            return  # a life that a fault has ended, as the one before, whose end ended() still tells
         for news in json_lines(said):
             if news["event"] == "ready":
                 self.fleet.meet(news)
         (self.own_pid,) = [process.pid for process in _of_cluster(self.fleet.variables["RAY_TMPDIR"], "ray::Control")]
         if self.adopt():
-            self.addresses = {"up": "control"}
+            self.addresses, self.may_end = {"up": "control"}, False
 
 
 @dataclass(eq=False)

@@ -30,7 +30,8 @@ class Adopted(Member):
     """A process that another one has started. It has one life."""
 
     own_pid: int = 0
-    _handle: int = -1  # a descriptor of the process, which is readable when the process has ended
+    _handle: int = -1  # a descriptor of the process, from adopt() until its end has been noticed
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def pid(self) -> int:
@@ -42,18 +43,18 @@ class Adopted(Member):
 
     def adopt(self) -> bool:
         """False when it has ended meanwhile."""
-        with contextlib.suppress(ProcessLookupError):
+        self._over.clear()
+        try:
             self._handle = os.pidfd_open(self.own_pid)
+        except ProcessLookupError:
+            self._over.set()
+            return False
+        asyncio.get_running_loop().add_reader(self._handle, self._end)  # it is readable when the process has ended
         return self.alive
 
     async def ended(self) -> int:
         """The code is known to its parent alone."""
-        loop, over = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._handle, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(self._handle)
+        await self._over.wait()
         return 0
 
     async def kill(self) -> None:
@@ -66,12 +67,15 @@ class Adopted(Member):
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, number)
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
 
-    def forget(self) -> None:
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._handle)
         os.close(self._handle)
         self._handle = -1
+        self._over.set()
 
 
 @dataclass(eq=False)
@@ -88,8 +92,11 @@ class Up(Member):
         assert process.stdout is not None
         while line := await process.stdout.readline():
             if self._heard(line) == "planner":
+                self.may_end = False
                 self._drain = asyncio.create_task(self._hear_on(process.stdout))
                 return {"up": "planner"}
+        if self.expected_end or self.may_end:
+            return {}  # a life that a fault has ended, as any other one
         raise RuntimeError(f"{self.name} ended with {await process.wait()} before it was ready; see {self.log_file}")
 
     async def _hear_on(self, stream: asyncio.StreamReader) -> None:
@@ -117,9 +124,15 @@ class UpFleet(Fleet):
 
     def lost(self, member: Member) -> None:
         super().lost(member)
-        if not member.alive:
-            for one in self.ends_with(member):
-                one.expected_end = True
+        if member.alive or self.members.get(member.name) is not member:
+            return
+        supervisor = self.members[SUPERVISOR]
+        for one in self.ends_with(member):
+            one.expected_end = True
+            if member is supervisor and one is not supervisor:
+                del self.members[one.name]
+        if member is not supervisor and not supervisor.ready:
+            supervisor.may_end = True  # a service that comes up gives up when it loses anyone
 
     def ends_with(self, member: Member) -> list[Member]:
         """All end with the router, and with the supervisor."""
@@ -165,10 +178,9 @@ class UpFleet(Fleet):
         member.addresses = {}
         if self._closing:
             return
+        if not any(one.expected_end or one.may_end for one in (member, self.members[SUPERVISOR])):
+            self.problems.append(f"{member.name} ended unasked (struck: {member.struck})")
         self.lost(member)
         self.deaths += 1
-        if not (member.expected_end or member.may_end or self.members[SUPERVISOR].expected_end):
-            self.problems.append(f"{member.name} ended unasked (struck: {member.struck})")
-        member.forget()
         if self.members.get(member.name) is member:
             del self.members[member.name]

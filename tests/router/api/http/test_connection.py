@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import uvloop
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from router.api.http import connection
+from router.api.http.disconnect import until_disconnect
 from router.api.http.server import HttpServer, serve_http
 
 GET = b"GET / HTTP/1.1\r\nhost: baton\r\n\r\n"
@@ -272,7 +274,10 @@ def test_who_reads_slowly_keeps_the_connection(run: Any, monkeypatch: pytest.Mon
 
 
 @LOOPS
-def test_clients_that_leave_in_mid_answer_are_no_errors(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("linger", [struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)], ids=["RST", "FIN"])
+def test_clients_that_leave_in_mid_answer_are_no_errors(
+    run: Any, linger: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(200):
@@ -284,7 +289,7 @@ def test_clients_that_leave_in_mid_answer_are_no_errors(run: Any, caplog: pytest
         async with await serve_http(endless, "127.0.0.1", 0) as server:
             for number in range(200):
                 with socket.create_connection((server.host, server.port)) as peer:
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                     peer.send(GET)
                     for _ in range(number % 20):
                         await asyncio.sleep(0)
@@ -293,3 +298,77 @@ def test_clients_that_leave_in_mid_answer_are_no_errors(run: Any, caplog: pytest
 
     with caplog.at_level(logging.WARNING):
         assert run(leave()) == []
+
+
+class Working:
+    """Works until its client leaves, as a request for text does. `begins`: its answer has begun then."""
+
+    def __init__(self, begins: bool) -> None:
+        self.begins = begins
+        self.works, self.left = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if self.begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        self.works.set()
+        try:
+            await until_disconnect(receive, asyncio.Event().wait())
+        except ClientDisconnect:
+            self.left.set()
+
+
+@LOOPS
+@pytest.mark.parametrize("asked", [GET, GET * 3, CHUNKED + b"1\r\nx\r\n0\r\n\r\n"], ids=["one", "three", "body"])
+def test_a_client_that_closes_its_side_after_its_requests_gets_the_answers(run: Any, asked: bytes) -> None:
+    async def half_closed() -> bytes:
+        async with await serve_http(Echo(), "127.0.0.1", 0) as server, client(server) as (reader, writer):
+            writer.write(asked)
+            writer.write_eof()
+            return await rest(reader)
+
+    assert run(half_closed()).count(b">\r\n0\r\n\r\n") == asked.count(b"host")
+
+
+@LOOPS
+@pytest.mark.parametrize("begins", [False, True], ids=["silent", "begun"])
+@pytest.mark.parametrize("closes", [False, True], ids=["closes its side", "closes"])
+def test_a_client_that_may_have_left_ends_the_work_for_it_at_once(
+    run: Any, begins: bool, closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answered() -> bytes:
+        app, said = Working(begins), b""
+        async with await serve_http(app, "127.0.0.1", 0) as server, client(server) as (reader, writer):
+            writer.write(GET)
+            await asyncio.wait_for(app.works.wait(), 5)
+            writer.close() if closes else writer.write_eof()
+            await asyncio.wait_for(app.left.wait(), 5)
+            if not closes:
+                said = await rest(reader)
+            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+        return said
+
+    with caplog.at_level(logging.WARNING):
+        said = run(answered())
+    assert [record.getMessage() for record in caplog.records if "graceful" not in record.getMessage()] == []
+    if closes:
+        return
+    if begins:
+        assert said.endswith(b"4\r\nsome\r\n")
+    else:
+        assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"connection: was closed by the client on its side before the answer, which was given up" in said
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", GET + b"GET", CHUNKED, CHUNKED + b"1\r\nx\r\n"])
+async def test_a_client_that_closes_its_side_in_the_middle_of_a_request_gets_nothing(
+    server: HttpServer, echo: Echo, begun: bytes
+) -> None:
+    echo.may_end.clear()
+    async with client(server) as (reader, writer):
+        writer.write(begun)
+        writer.write_eof()
+        assert b"200 OK" not in await rest(reader) or begun.startswith(GET)
+        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+    echo.may_end.set()
