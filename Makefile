@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
 # the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
-ALONE = $(shell grep -rlE 'mark\.(ray|chaos)\b' tests --include='test_*.py')
+ALONE = $(sort $(shell grep -rlE 'mark\.(ray|chaos)\b' tests --include='test_*.py'))
 TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos and not vllm' $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 0 $(ALONE) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
