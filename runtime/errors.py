@@ -124,7 +124,8 @@ class DeadlineError(BatonError):
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what
         self.timeout_s = timeout_s
-        super().__init__(f"{what} did not finish within {timeout_s:{'.1f' if timeout_s >= 0.1 else '.2g'}} s")
+        within = f"did not finish within {timeout_s:{'.1f' if timeout_s >= 0.1 else '.2g'}} s"
+        super().__init__(f"{what} {within if timeout_s > 0 else 'was late before it began'}")
 
 
 class WorkerLostError(BatonError):

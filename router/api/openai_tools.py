@@ -62,8 +62,9 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str =
     """`schema_field`: the caller's name of a tool's schema, with {} for the tool's number. Raises
     InvalidRequestError."""
     given = read_tools(tools)
-    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
-    check_distinct("tools[{}].function.name", names)
+    function = schema_field.rpartition(".")[0]
+    names = [_checked(f"tools[{i}]", function.format(i), tool) for i, tool in enumerate(given)]
+    check_distinct(f"{function}.name", names)
     strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
     kind, named, allowed = _choice(choice, names)
     return ToolUse(given, kind, named, parallel is not False, allowed, strict, schema_field)
@@ -102,14 +103,14 @@ def schema_object(where: str, text: str) -> dict[str, Any]:
         raise InvalidRequestError(where, f"must be the JSON of an object: {error}") from error
 
 
-def _checked(where: str, tool: Mapping[str, Any]) -> str:
+def _checked(where: str, function_field: str, tool: Mapping[str, Any]) -> str:
     """Returns the name. Raises InvalidRequestError."""
     if tool.get("type") != "function":
         raise InvalidRequestError(f"{where}.type", f"is {tool.get('type')!r:.100}, must be 'function'")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise InvalidRequestError(f"{where}.function", "is missing or not an object")
-    return check_function(f"{where}.function", function)
+        raise InvalidRequestError(function_field, "is missing or not an object")
+    return check_function(function_field, function)
 
 
 def check_function(where: str, function: Mapping[str, Any], schema: str = "parameters") -> str:

@@ -13,6 +13,10 @@ def test_a_deadline_is_never_told_as_none(timeout_s: float, words: str) -> None:
     assert str(DeadlineError("the request", timeout_s)) == f"the request did not finish within {words}"
 
 
+def test_a_deadline_that_had_passed_before_is_told_as_such() -> None:
+    assert str(DeadlineError("the request", -0.0003)) == "the request was late before it began"
+
+
 def test_a_refusal_repeats_no_number_of_any_length() -> None:
     error = InvalidRequestError("n", f"is {'9' * 4000}, must be at most 8")
     assert error.problem == f"is {'9' * 100}..., must be at most 8"

@@ -75,7 +75,7 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
         raise InvalidRequestError("outputs", f"{min(strange)!r:.40} is none of {', '.join(OUTPUTS)}")
     options = Options(
         given={name: _sampling(name, value) for name, value in given.items()},
-        stop=_typed("stop", [stop] if isinstance(stop, str) else list(stop), list[str]),
+        stop=_stop_strings(stop),
         n=None if n is None else _typed("n", _single("n", n), int),
     )
     timeout_s = None if timeout_us is None else _typed("timeout", _single("timeout", timeout_us), int) / 1e6
@@ -87,7 +87,8 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
 def _prompt(given: dict[str, Any]) -> tuple[str, Prompt]:
     """Takes it from the inputs."""
     if (TEXT in given) == (IDS in given):
-        raise InvalidRequestError(TEXT, f"is missing; one of {TEXT} and {IDS} is needed, and not both")
+        problem = f"contradicts {IDS}: leave one of them out" if TEXT in given else f"is missing; it or {IDS} is needed"
+        raise InvalidRequestError(TEXT, problem)
     if TEXT in given:
         return TEXT, _text(TEXT, given.pop(TEXT))
     ids = given.pop(IDS)
@@ -134,6 +135,12 @@ def _number(value: Any) -> Any:
     """A 32-bit float becomes the decimal that the caller meant: 0.7, not 0.699999988."""
     number = value.item() if hasattr(value, "item") else value
     return float(f"{number:.7g}") if isinstance(number, float) else number
+
+
+def _stop_strings(value: Any) -> list[str]:
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    texts: list[str] = _typed("stop", [plain] if isinstance(plain, str) else plain, list[str])
+    return texts
 
 
 def _sampling(name: str, value: Any) -> Any:

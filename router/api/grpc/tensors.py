@@ -62,6 +62,9 @@ def read_inputs(request: pb.ModelInferRequest, max_numbers: int) -> dict[str, Va
         num_values, most = math.prod(tensor.shape), MAX_TEXTS if tensor.datatype == BYTES else max_numbers
         if num_values > most:
             raise InvalidRequestError(_shown(tensor), f"has {num_values} values; at most {most} are allowed")
+        if len(tensor.contents.ListFields()) + len(raw[place : place + 1]) > 1:
+            problem = "has values in two places: raw_input_contents, or the one field of contents for its datatype"
+            raise InvalidRequestError(_shown(tensor), problem)
         values = _raw(tensor, raw[place]) if raw else _contents(tensor, num_values)
         if len(values) != num_values:
             raise InvalidRequestError(_shown(tensor), f"has {len(values)} values, and its shape {num_values}")
