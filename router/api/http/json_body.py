@@ -62,8 +62,6 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     """Raises InvalidRequestError, naming the field where there is one."""
     body = decode_body(data, kind)
     refuse_not_served(body, NOT_SERVED)
-    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        raise InvalidRequestError("stream_options.continuous_usage_stats", "is not supported; include_usage is")
     return body
 
 

@@ -83,7 +83,9 @@ else:
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # without effect: our events have no padding
-    continuous_usage_stats: bool | None = None  # not served
+    continuous_usage_stats: bool | None = (
+        None  # vLLM's: with include_usage, each chunk tells how far its choice has come
+    )
 
 
 class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
