@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from router.api.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 * 1024  # as JSON
@@ -106,7 +106,7 @@ def schema_object(where: str, text: str) -> dict[str, Any]:
 def _checked(where: str, function_field: str, tool: Mapping[str, Any]) -> str:
     """Returns the name. Raises InvalidRequestError."""
     if tool.get("type") != "function":
-        raise InvalidRequestError(f"{where}.type", f"is {tool.get('type')!r:.100}, must be 'function'")
+        raise InvalidRequestError(f"{where}.type", f"is {shown(tool.get('type'))}, must be 'function'")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(function_field, "is missing or not an object")
@@ -117,7 +117,7 @@ def check_function(where: str, function: Mapping[str, Any], schema: str = "param
     """Returns the name. `schema`: the protocol's name of what describes the arguments. Raises InvalidRequestError."""
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        problem = f"is {name!r:.100}, must be 1 to 128 letters, digits, or characters of '_.:-'"
+        problem = f"is {shown(name)}, must be 1 to 128 letters, digits, or characters of '_.:-'"
         raise InvalidRequestError(f"{where}.name", problem)
     parameters = function.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
@@ -148,7 +148,7 @@ def plain_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
 def check_named(where: str, name: Any, names: Sequence[str]) -> str:
     """The name of a tool that a request gives. Raises InvalidRequestError."""
     if name not in names:
-        raise InvalidRequestError(where, f"is {name!r:.100}, which is none of tools")
+        raise InvalidRequestError(where, f"is {shown(name)}, which is none of tools")
     return str(name)
 
 
@@ -178,7 +178,7 @@ def allowed_tools(where: str, given: Any, names: Sequence[str]) -> tuple[ToolCho
     """(kind, names), of OpenAI's {"mode": ..., "tools": [...]}. Raises InvalidRequestError."""
     mode = given.get("mode") if isinstance(given, dict) else None
     if mode not in ("auto", "required"):
-        raise InvalidRequestError(f"{where}.mode", f"is {mode!r:.100}, must be 'auto' or 'required'")
+        raise InvalidRequestError(f"{where}.mode", f"is {shown(mode)}, must be 'auto' or 'required'")
     tools = given.get("tools")
     if not isinstance(tools, list) or not tools:
         raise InvalidRequestError(f"{where}.tools", "must be a list of one tool or more")

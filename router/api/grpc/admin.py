@@ -23,7 +23,7 @@ from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
-from runtime.errors import BatonError, UnavailableError
+from runtime.errors import BatonError, UnavailableError, shown
 
 DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
 MAX_LEVEL = 2  # of sleep; 0 stands for 1
@@ -72,7 +72,7 @@ class AdminService(pb_grpc.AdminServicer):
         if subject == "request_id":
             response = explain.request(request.request_id)
             if response is None:
-                problem = f"no decision for {request.request_id!r:.100} among the last {explain.num_remembered}"
+                problem = f"no decision for {shown(request.request_id)} among the last {explain.num_remembered}"
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {problem}")
             assert response is not None, "abort raises"
             return response

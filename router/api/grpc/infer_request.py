@@ -12,7 +12,7 @@ from baton_proto.sampling import PARAMETERS
 from router.api.grpc.tensors import BYTES, read_inputs
 from router.api.sampling_options import Options
 from router.api.validation import Prompt
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 MAX_JSON_CHARS: Final = 64 * 1024
 ANY: Final = -1
@@ -62,7 +62,7 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
     for name in [name for name in given if name in HARMLESS]:
         value = _single(name, given.pop(name))
         if value not in HARMLESS[name]:
-            raise InvalidRequestError(name, f"cannot be {value!r:.40} here; leave it out")
+            raise InvalidRequestError(name, f"cannot be {shown(value)} here; leave it out")
     for name in given:
         if name not in KNOWN:
             (near,) = difflib.get_close_matches(name[:40], KNOWN, n=1, cutoff=0.0)
@@ -72,7 +72,7 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
     stream = _typed(STREAM, _single(STREAM, given.pop(STREAM, False)), bool)
     names = {output.name for output in request.outputs} or set(OUTPUTS)
     if strange := names - set(OUTPUTS):
-        raise InvalidRequestError("outputs", f"{min(strange)!r:.40} is none of {', '.join(OUTPUTS)}")
+        raise InvalidRequestError("outputs", f"{shown(min(strange))} is none of {', '.join(OUTPUTS)}")
     options = Options(
         given={name: _sampling(name, value) for name, value in given.items()},
         stop=_stop_strings(stop),

@@ -21,7 +21,7 @@ from router.api.validation import make_request_id, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
-from runtime.errors import BatonError, InvalidRequestError, UnknownModelError
+from runtime.errors import BatonError, InvalidRequestError, UnknownModelError, shown
 from runtime.telemetry.metrics import version
 
 VERSION: Final = "1"
@@ -167,7 +167,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
         if name != self._frontend.model:
             raise UnknownModelError(name, [self._frontend.model])
         if wanted not in ("", VERSION):
-            raise InvalidRequestError("model_version", f"is {wanted!r:.40}; there is {VERSION} alone")
+            raise InvalidRequestError("model_version", f"is {shown(wanted)}; there is {VERSION} alone")
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

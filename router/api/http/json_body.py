@@ -70,7 +70,7 @@ def refuse_not_served(body: Struct, not_served: Mapping[str, tuple[Any, ...]]) -
     for name, harmless in not_served.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
-            raise InvalidRequestError(name, "is not supported")
+            raise InvalidRequestError(name, "is not supported; leave it out")
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:

@@ -60,7 +60,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(
 def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {field: ["x"]})
-        assert (error.field, error.problem) == (field, "is not supported")
+        assert (error.field, error.problem) == (field, "is not supported; leave it out")
         read_body(json.dumps(body | {field: None}).encode(), kind)
 
 
@@ -127,7 +127,7 @@ def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
         ),
         (
             {"prompt_cache_retention": "x" * 1000},
-            f"prompt_cache_retention: is '{'x' * 99}, must be one of in_memory, in-memory, 24h",
+            f"prompt_cache_retention: is '{'x' * 100}'..., must be one of in_memory, in-memory, 24h",
         ),
         (
             {"messages": [USER, marked("9h")]},
