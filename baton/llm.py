@@ -86,7 +86,7 @@ class LLM:
     def stream(self, prompts: Prompts | Messages, params: Params = None) -> Iterator[Output]:
         """The answers of `generate`, or of `chat` to one conversation, as they come: what is new, and `index` says of
         which prompt. Closing the iterator ends the rest."""
-        if not isinstance(prompts, str) and len(prompts) and isinstance(prompts[0], Mapping):
+        if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], Mapping):
             return self._answers.run(self._reader.chats(cast(Messages, prompts), params, None))
         return self._answers.run(self._reader.prompts(cast(Prompts, prompts), params))
 

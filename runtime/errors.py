@@ -26,6 +26,14 @@ from typing import Any
 SHOWN_CHARS = 100  # of a word in a refusal, which may repeat a number of any length
 
 
+def shown(value: object) -> str:
+    """What a refusal repeats of a caller's value, whatever its length."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= SHOWN_CHARS else f"{value[:SHOWN_CHARS]!r}..."
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
 class BatonError(Exception):
     """Base of every error that Baton raises on purpose."""
 
@@ -52,7 +60,7 @@ class InvalidRequestError(BatonError):
 class UnknownModelError(InvalidRequestError):
     def __init__(self, model: str, known: list[str]) -> None:
         self.model = model
-        super().__init__("model", f"{model[:100]!r} is not served here; served: {', '.join(known) or 'none yet'}")
+        super().__init__("model", f"{shown(model)} is not served here; served: {', '.join(known) or 'none yet'}")
 
 
 class ContextLengthError(InvalidRequestError):
@@ -124,7 +132,8 @@ class DeadlineError(BatonError):
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what
         self.timeout_s = timeout_s
-        super().__init__(f"{what} did not finish within {timeout_s:{'.1f' if timeout_s >= 0.1 else '.2g'}} s")
+        within = f"did not finish within {timeout_s:{'.1f' if timeout_s >= 0.1 else '.2g'}} s"
+        super().__init__(f"{what} {within if timeout_s > 0 else 'was late before it began'}")
 
 
 class WorkerLostError(BatonError):

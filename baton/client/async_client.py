@@ -1,6 +1,7 @@
 """AsyncClient: text, status, sleep, wake and new weights of a running service."""
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -17,8 +18,10 @@ from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer, Piece, plain
 from runtime.calls.router import Client as RouterClient
-from runtime.errors import BatonError
+from runtime.errors import BatonError, InvalidRequestError, UnavailableError, shown
 from runtime.security.secret import Secret, parse_secrets
+
+CLOSED = "this client is closed"
 
 T = TypeVar("T")
 
@@ -53,6 +56,7 @@ class AsyncClient:
         )
         self._connecting = asyncio.Lock()
         self._router: RouterClient | None = None
+        self._closed = False
 
     @classmethod
     def through(cls, access: Access) -> Self:
@@ -68,6 +72,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Cancels what is in flight."""
+        self._closed = True
         if self._router is not None:
             await self._router.close()
 
@@ -97,6 +102,8 @@ class AsyncClient:
         """The pieces of what `generate` returns, as they come. Raises InvalidRequestError at once for what no service
         would take."""
         request = generate_request(prompt, sampling, options)
+        if timeout_s is not None and (not isinstance(timeout_s, int | float) or math.isnan(timeout_s)):
+            raise InvalidRequestError("timeout_s", f"is {shown(timeout_s)}, must be a number of seconds")
         answer = Answer()
         return AsyncStream(answer, self._pieces(request, answer, timeout_s))
 
@@ -174,10 +181,17 @@ class AsyncClient:
     @asynccontextmanager
     async def _calling(self, timeout_s: float | None) -> AsyncIterator[RouterClient]:
         async with self._connecting:
-            if self._router is None:
+            if self._router is None and not self._closed:
                 self._router = await self._access.connect()
+        if self._router is None or self._closed:
+            raise UnavailableError(CLOSED)
         try:
             yield self._router
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise UnavailableError(CLOSED) from error  # gRPC's word for calls whose channel is closed
         except grpc.aio.AioRpcError as error:
             raise await self._access.meaning(error, timeout_s) from error
 

@@ -5,7 +5,7 @@ from json import dumps
 from typing import Any
 
 from baton_proto.generated import inference_pb2 as pb
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}. Of the assistant also "reasoning" and "tool_calls", as `Choice.message` writes them;
@@ -30,7 +30,7 @@ def set_field(message: Any, name: str, value: Any, path: str = "") -> None:
     try:
         message.MergeFrom(type(message)(**{name: value}))
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(path or name, f"cannot be {value!r:.100}: {error}") from error
+        raise InvalidRequestError(path or name, f"cannot be {shown(value)}: {error}") from error
 
 
 def _message(path: str, message: Message) -> pb.ChatMessage:

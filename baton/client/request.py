@@ -1,13 +1,13 @@
 """Requests for text, from Python's own types."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from json import dumps
 from typing import Any, Literal, TypedDict, cast
 
 from baton.client.chat import CHAT_FIELDS, Message, Tool, chat_messages, set_field
 from baton_proto.generated import inference_pb2 as pb
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
@@ -72,7 +72,9 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
         else:
             (near,) = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.0)
             raise InvalidRequestError(name, f"is not known here; the nearest known field is {near!r}")
-    is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
+    if isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set) or not hasattr(prompt, "__len__"):
+        raise InvalidRequestError("prompt", f"must be a text, token ids or messages, not {type(prompt).__name__}")
+    is_chat = len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if is_chat:
         set_field(request, "chat", chat_messages(cast("Sequence[Message]", prompt), of_chat))
     elif of_chat:
@@ -92,7 +94,7 @@ def _given(sampling: object) -> dict[str, Any]:
     else:
         found = {name: getattr(sampling, name) for name in SAMPLING if hasattr(sampling, name)}
         if sampling is not None and not found:
-            raise InvalidRequestError("sampling", f"{sampling!r:.100} is no mapping and has no attribute {SAMPLING[0]}")
+            raise InvalidRequestError("sampling", f"{shown(sampling)} is no mapping and has no attribute {SAMPLING[0]}")
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from baton.client.async_client import AsyncClient, AsyncStream
+from baton.client.async_client import CLOSED, AsyncClient, AsyncStream
 from baton.client.chat import Message
 from baton.client.request import Options, Prompt
 from baton.client.service_status import Model, Status, WorkerSleep, WorkerWeights
 from runtime.calls.answer import Answer, Piece
-from runtime.errors import BatonError
+from runtime.errors import BatonError, UnavailableError
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class _LoopThread:
         """Its result. What interrupts the caller, such as Ctrl-C, cancels it."""
         if not self._thread.is_alive():
             work.close()
-            raise RuntimeError("this client is closed")
+            raise UnavailableError(CLOSED)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -157,7 +157,7 @@ class _LoopThread:
             asyncio.run_coroutine_threadsafe(make(), self._loop)
 
     def end(self, client: AsyncClient) -> None:
-        self.run(client.close())
+        self.run(client.close())  # from now on each call fails at once
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,6 +1,6 @@
 """Prompts and chats of a Python caller, through the checks that the service's requests pass."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -17,6 +17,11 @@ from router.text.tokenizer import Tokenizer
 from runtime.errors import ContextLengthError, InvalidRequestError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.side_lane import SideLane
+
+PROMPT = "must be a text or token ids"
+PROMPTS = f"{PROMPT}, or a list of either"
+CHAT = "must be a list of messages"
+CHATS = f"{CHAT}, or of such lists"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,31 +62,38 @@ class PromptReader:
 
     def prompts(self, prompts: Prompts, params: Params) -> list[GenerateRequest]:
         """Raises InvalidRequestError that names the prompt or the parameter."""
-        if isinstance(prompts, str) or (len(prompts) and hasattr(prompts[0], "__index__")):
-            return self._requests([cast(Prompt, prompts)], ["prompts"], params)
-        return self._requests(cast(Sequence[Prompt], prompts), [f"prompts[{i}]" for i in range(len(prompts))], params)
+        given = prompts if isinstance(prompts, str) else _listed("prompts", prompts, PROMPTS)
+        if isinstance(given, str) or (len(given) and _is_number(given[0])):
+            return self._requests([given], ["prompts"], params)
+        names = [f"prompts[{i}]" for i in range(len(given))]
+        each = [
+            one if isinstance(one, str) else _listed(name, one, PROMPT) for name, one in zip(names, given, strict=True)
+        ]
+        return self._requests(each, names, params)
 
     def chats(
         self, chats: Messages | Sequence[Messages], params: Params, variables: Mapping[str, Any] | None
     ) -> list[GenerateRequest]:
         """Raises InvalidRequestError that names the message or the parameter."""
-        if not chats or isinstance(chats[0], Mapping):
-            each, names = [cast(Messages, chats)], ["messages"]
+        given = _listed("messages", chats, CHATS)
+        if not given or isinstance(given[0], Mapping):
+            each, names = [given], ["messages"]
         else:
-            each, names = list(cast(Sequence[Messages], chats)), [f"messages[{i}]" for i in range(len(chats))]
+            names = [f"messages[{i}]" for i in range(len(given))]
+            each = [_listed(name, chat, CHAT) for name, chat in zip(names, given, strict=True)]
         size = len(msgspec.json.encode(variables or {}))
         read = [Chat(_plain(chat, name), variables or {}, size) for chat, name in zip(each, names, strict=True)]
         return self._requests(read, names, params)
 
     def _requests(self, prompts: Sequence[Prompt], names: list[str], params: Params) -> list[GenerateRequest]:
         """One `params` for all: prompt i draws with seed + i, as choice i of a request does."""
-        if isinstance(params, Sequence):
+        if isinstance(params, Sequence) and not isinstance(params, str):
             if len(params) != len(prompts):
                 raise InvalidRequestError("params", f"has {len(params)} entries for {len(prompts)} prompts")
-            every = [each.options() for each in params]
+            every = [_options(f"params[{i}]", each) for i, each in enumerate(params)]
             shifts = [0] * len(prompts)
         else:
-            every = [Options(given={}) if params is None else params.options()] * len(prompts)
+            every = [Options(given={}) if params is None else _options("params", params)] * len(prompts)
             shifts = list(range(len(prompts)))
         requests = []
         for prompt, name, options, shift in zip(prompts, names, every, shifts, strict=True):
@@ -94,6 +106,24 @@ class PromptReader:
             sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + shift) & MAX_SEED)
             requests.append(msgspec.structs.replace(request, sampling=(sampling,)))
         return requests
+
+
+def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
+    """What has an order, arrays and tensors too; others are refused by what was to stand there."""
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(given, Iterable):
+        raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
+    return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
+
+
+def _is_number(value: Any) -> bool:
+    """Of any library; an array of one number is none."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
+
+
+def _options(name: str, params: Any) -> Options:
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(name, f"must be SamplingParams, not {type(params).__name__}")
+    return params.options()
 
 
 def _plain(chat: Any, name: str) -> list[Mapping[str, Any]]:

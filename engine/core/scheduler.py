@@ -318,12 +318,21 @@ class Scheduler:
                 if self.follows(sequence, leaders):
                     continue
                 passed = self.waiting[0]
+                if self._needs_place(passed):
+                    return
                 kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
                 if self.block_manager.restores(sequence) or not self._start(sequence, self._headroom() + kept):
                     continue
                 insort(prompts, sequence, key=_order)
                 leaders.append(sequence)
             budget -= _left(sequence)
+
+    def _needs_place(self, passed: Sequence) -> bool:
+        """Whether the last place is for the first one that waits: it is in no danger, and all that run have passed
+        it."""
+        if len(self.running) + 1 < self.max_running or passed in self._dated.first:
+            return False
+        return not self.running or passed.order < self.running[0].order
 
     def _share(self, budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
         """How many tokens each of some prompts of equal priority gets, in order."""

@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from router.api.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 * 1024  # as JSON
@@ -62,8 +62,9 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str =
     """`schema_field`: the caller's name of a tool's schema, with {} for the tool's number. Raises
     InvalidRequestError."""
     given = read_tools(tools)
-    names = [_checked(f"tools[{i}]", tool) for i, tool in enumerate(given)]
-    check_distinct("tools[{}].function.name", names)
+    function = schema_field.rpartition(".")[0]
+    names = [_checked(f"tools[{i}]", function.format(i), tool) for i, tool in enumerate(given)]
+    check_distinct(f"{function}.name", names)
     strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
     kind, named, allowed = _choice(choice, names)
     return ToolUse(given, kind, named, parallel is not False, allowed, strict, schema_field)
@@ -102,21 +103,21 @@ def schema_object(where: str, text: str) -> dict[str, Any]:
         raise InvalidRequestError(where, f"must be the JSON of an object: {error}") from error
 
 
-def _checked(where: str, tool: Mapping[str, Any]) -> str:
+def _checked(where: str, function_field: str, tool: Mapping[str, Any]) -> str:
     """Returns the name. Raises InvalidRequestError."""
     if tool.get("type") != "function":
-        raise InvalidRequestError(f"{where}.type", f"is {tool.get('type')!r:.100}, must be 'function'")
+        raise InvalidRequestError(f"{where}.type", f"is {shown(tool.get('type'))}, must be 'function'")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise InvalidRequestError(f"{where}.function", "is missing or not an object")
-    return check_function(f"{where}.function", function)
+        raise InvalidRequestError(function_field, "is missing or not an object")
+    return check_function(function_field, function)
 
 
 def check_function(where: str, function: Mapping[str, Any], schema: str = "parameters") -> str:
     """Returns the name. `schema`: the protocol's name of what describes the arguments. Raises InvalidRequestError."""
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        problem = f"is {name!r:.100}, must be 1 to 128 letters, digits, or characters of '_.:-'"
+        problem = f"is {shown(name)}, must be 1 to 128 letters, digits, or characters of '_.:-'"
         raise InvalidRequestError(f"{where}.name", problem)
     parameters = function.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
@@ -147,7 +148,7 @@ def plain_tool(name: str, description: Any, parameters: Any) -> dict[str, Any]:
 def check_named(where: str, name: Any, names: Sequence[str]) -> str:
     """The name of a tool that a request gives. Raises InvalidRequestError."""
     if name not in names:
-        raise InvalidRequestError(where, f"is {name!r:.100}, which is none of tools")
+        raise InvalidRequestError(where, f"is {shown(name)}, which is none of tools")
     return str(name)
 
 
@@ -177,7 +178,7 @@ def allowed_tools(where: str, given: Any, names: Sequence[str]) -> tuple[ToolCho
     """(kind, names), of OpenAI's {"mode": ..., "tools": [...]}. Raises InvalidRequestError."""
     mode = given.get("mode") if isinstance(given, dict) else None
     if mode not in ("auto", "required"):
-        raise InvalidRequestError(f"{where}.mode", f"is {mode!r:.100}, must be 'auto' or 'required'")
+        raise InvalidRequestError(f"{where}.mode", f"is {shown(mode)}, must be 'auto' or 'required'")
     tools = given.get("tools")
     if not isinstance(tools, list) or not tools:
         raise InvalidRequestError(f"{where}.tools", "must be a list of one tool or more")

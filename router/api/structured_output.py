@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from baton_proto.grammar import Grammar, GrammarKind
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 Read = Callable[[str, Any], Grammar | None]
 """(the caller's name of a value, the value) -> its grammar. Raises InvalidRequestError."""
@@ -59,7 +59,7 @@ def _response_format(name: str, value: Any) -> Grammar | None:
         case "structural_tag":
             return json_grammar("structural_tag", name, value)
     known = "text, json_object, json_schema, structural_tag"
-    raise InvalidRequestError(f"{name}.type", f"is {value.get('type')!r:.100}, must be one of {known}")
+    raise InvalidRequestError(f"{name}.type", f"is {shown(value.get('type'))}, must be one of {known}")
 
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:

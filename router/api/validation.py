@@ -133,8 +133,9 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     )
 
 
-def make_request_id(wanted: str | None) -> tuple[str, str]:
+def make_request_id(wanted: str | None, name: str = "request_id") -> tuple[str, str]:
     """(the id that the caller sees, the id of the work). The second is unique even when a caller repeats the first.
+    `name`: the caller's name of the id.
 
     Raises InvalidRequestError.
     """
@@ -142,7 +143,7 @@ def make_request_id(wanted: str | None) -> tuple[str, str]:
         request_id = f"{_dice.getrandbits(96):024x}"
         return request_id, request_id
     if not REQUEST_ID.fullmatch(wanted):
-        raise InvalidRequestError("request_id", "must be 1 to 128 visible ASCII characters")
+        raise InvalidRequestError(name, "must be 1 to 128 visible ASCII characters")
     return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
 
 

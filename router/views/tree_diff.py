@@ -59,7 +59,9 @@ class TreeDiff:
             async with slots:
                 return await self._one(keys[worker_id], until_s, wanted.max_blocks)
 
-        tasks = [asyncio.create_task(one(worker_id)) for worker_id in (wanted.worker_ids or sorted(keys))]
+        tasks = [
+            asyncio.create_task(one(worker_id)) for worker_id in (dict.fromkeys(wanted.worker_ids) or sorted(keys))
+        ]
         try:
             for task in tasks:
                 yield await task

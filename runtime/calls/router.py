@@ -12,6 +12,7 @@ from runtime.calls.answer import Answer, Piece
 from runtime.security.grpc_bearer import metadata
 from runtime.security.secret import Secret
 
+LONGEST_S = 1e6  # of a call: gRPC takes much longer ones to be over; a router ends each after a day anyway
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found within 1 s
@@ -56,7 +57,8 @@ class Client:
         self, request: pb.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields Started, the pieces and Finished as they arrive. Closing the iterator cancels the request."""
-        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        limit_s = None if timeout_s is None else min(timeout_s, LONGEST_S)
+        call = self._inference.Generate(request, timeout=limit_s, metadata=self._metadata)
         try:
             async for response in call:
                 yield response

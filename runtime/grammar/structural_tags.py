@@ -10,6 +10,8 @@ from typing import Any
 
 import llguidance
 
+from runtime.errors import shown
+
 TEXT = "/(.|\\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is not escaped ends a pattern in Lark
 OLDER = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
@@ -37,7 +39,7 @@ def tags_source(tag: Any, json_options: Any) -> str:
 def _trigger(begin: str, triggers: Sequence[str]) -> str:
     trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
     if trigger is None:
-        raise ValueError(f"no trigger begins {begin!r:.100}")
+        raise ValueError(f"no trigger begins {shown(begin)}")
     return trigger
 
 
@@ -61,7 +63,7 @@ class _Format:
         kind = given.get("type") if isinstance(given, Mapping) else None
         write = _KINDS.get(kind) if isinstance(kind, str) else None
         if write is None:
-            raise ValueError(f"{where}.type is {kind!r:.100}, must be one of {', '.join(_KINDS)}")
+            raise ValueError(f"{where}.type is {shown(kind)}, must be one of {', '.join(_KINDS)}")
         return write(self, where, given)
 
     def _schema(self, where: str, given: Mapping[str, Any]) -> str:

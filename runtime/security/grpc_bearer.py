@@ -12,14 +12,18 @@ HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
 LOOKAHEAD_BYTES: Final = 16 * 1024  # of a message that nobody reads yet
+MAX_PENDING: Final = 4 * MAX_STREAMS  # calls of all connections that have come and that Python has not taken yet
 SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     ("grpc.http2.bdp_probe", 0),
 ]
 """A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS. With the probe, gRPC would raise
-LOOKAHEAD_BYTES as fast as a client sends."""
+LOOKAHEAD_BYTES as fast as a client sends. Of more than 1000 pending calls, gRPC would end some, and of more than 3000
+all, with CANCELLED and without a word."""
 
 Metadata = Sequence[tuple[str, str]]
 Handler = Any  # grpc.RpcMethodHandler[...]

@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from baton import LLM, Output, SamplingParams
 from baton.in_process.progress_bar import progress_bar
@@ -209,6 +211,40 @@ def test_what_is_wrong_is_named_with_its_limit(tiny_model: Path, llm: LLM) -> No
     with LLM(tiny_model, **SMALL | {"kv_memory": "1MiB"}) as small, pytest.raises(ContextLengthError) as refusal:
         small.generate([[1] * 4000])
     assert str(refusal.value).endswith(" here; LLM(..., kv_memory=...) allows up to 4096")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind"), [(None, "NoneType"), (5, "int"), (b"abc", "bytes"), ({"prompt": "a"}, "dict"), ({"a"}, "set")]
+)
+def test_what_is_no_prompt_is_refused_by_its_type(llm: LLM, prompts: Any, kind: str) -> None:
+    form = f"must be a text or token ids, or a list of either, not {kind}"
+    with pytest.raises(InvalidRequestError, match=f"^prompts: {form}$"):
+        llm.generate(prompts)
+    with pytest.raises(InvalidRequestError, match=rf"^prompts\[1\]: must be a text or token ids, not {kind}$"):
+        llm.generate(["a", prompts])
+    with pytest.raises(
+        InvalidRequestError, match=f"^messages: must be a list of messages, or of such lists, not {kind}$"
+    ):
+        llm.chat(prompts)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, "greedy", [None]])
+def test_what_is_no_sampling_params_is_refused_by_its_type(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^params(\[0\])?: must be SamplingParams, not (dict|str|NoneType)$"):
+        llm.generate(["a"], params)
+
+
+def test_prompts_come_as_arrays_and_from_generators_too(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2)
+    rows = [[5, 6, 7], [8]]
+    told = [output.token_ids for output in llm.generate(rows, params)]
+    for array in (np.array, torch.tensor):
+        prompts: Any = [array(row) for row in rows]
+        assert [output.token_ids for output in llm.generate(prompts, params)] == told
+        assert llm.generate(prompts[0], params)[0].token_ids == told[0]
+        assert llm.generate(prompts[1:], params)[0].token_ids == told[1]
+    generator: Any = (row for row in rows)
+    assert [output.token_ids for output in llm.generate(generator, params)] == told
 
 
 def test_prompts_without_params_are_answered_as_the_model_itself_says(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def diff(
     workers: Annotated[
         list[str] | None, typer.Option("--worker", metavar="ID", help="Only this one; may be repeated.")
     ] = None,
-    max_blocks: Annotated[int, typer.Option("--blocks", min=0, metavar="N", help="Differing blocks to list.")] = 10,
+    max_blocks: Annotated[
+        int, typer.Option("--blocks", min=0, max=options.UINT32_MAX, metavar="N", help="Differing blocks to list.")
+    ] = 10,
     timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,

@@ -21,12 +21,25 @@ OWNERS_SHOWN = 4
 
 
 def tree(
-    depth: Annotated[int, typer.Option("--depth", min=0, metavar="N", help="Levels of runs; 0 shows all.")] = 3,
+    depth: Annotated[
+        int, typer.Option("--depth", min=0, max=options.UINT32_MAX, metavar="N", help="Levels of runs; 0 shows all.")
+    ] = 3,
     children: Annotated[
-        int, typer.Option("--children", min=0, metavar="N", help="Runs behind each run, the most used; 0 shows all.")
+        int,
+        typer.Option(
+            "--children",
+            min=0,
+            max=options.UINT32_MAX,
+            metavar="N",
+            help="Runs behind each run, the most used; 0 shows all.",
+        ),
     ] = 8,
-    max_runs: Annotated[int, typer.Option("--max-runs", min=0, metavar="N", help="In all; 0 shows all.")] = 1000,
-    hottest: Annotated[int, typer.Option("--hottest", min=0, metavar="N", help="Prefixes reused most.")] = 5,
+    max_runs: Annotated[
+        int, typer.Option("--max-runs", min=0, max=options.UINT32_MAX, metavar="N", help="In all; 0 shows all.")
+    ] = 1000,
+    hottest: Annotated[
+        int, typer.Option("--hottest", min=0, max=options.UINT32_MAX, metavar="N", help="Prefixes reused most.")
+    ] = 5,
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,

@@ -15,19 +15,22 @@ import grpc.aio
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.errors import status_of
 from router.api.grpc.messages import prompt_field_of, prompt_of
-from router.api.validation import tokenize
+from router.api.sampling_options import check_range
+from router.api.validation import MAX_TIMEOUT_S, tokenize
 from router.requests.frontend import Frontend
 from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
-from runtime.errors import BatonError, UnavailableError
+from runtime.errors import BatonError, UnavailableError, shown
 
 DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
+MAX_LEVEL = 2  # of sleep; 0 stands for 1
 ANSWER_SHARE = 0.9  # of the caller's time; the rest is for sending the answer back
 
 Context = grpc.aio.ServicerContext[Any, Any]
+R = TypeVar("R")
 T = TypeVar("T")
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
 
@@ -69,7 +72,7 @@ class AdminService(pb_grpc.AdminServicer):
         if subject == "request_id":
             response = explain.request(request.request_id)
             if response is None:
-                problem = f"no decision for {request.request_id!r} among the last {explain.num_remembered}"
+                problem = f"no decision for {shown(request.request_id)} among the last {explain.num_remembered}"
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {problem}")
             assert response is not None, "abort raises"
             return response
@@ -83,19 +86,22 @@ class AdminService(pb_grpc.AdminServicer):
         return explain.prompt(tokens, frontend.hash_seed(request.tenant, request.cache_salt))
 
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
-        return await _done(self._questions.sleep.sleep(request), context)
+        return await _done(self._questions.sleep.sleep, request, context)
 
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
-        return await _done(self._questions.sleep.wake(request), context)
+        return await _done(self._questions.sleep.wake, request, context)
 
     async def UpdateWeights(self, request: pb.UpdateWeightsRequest, context: Context) -> pb.UpdateWeightsResponse:  # noqa: N802
-        return await _done(self._questions.weights.update(request), context)
+        return await _done(self._questions.weights.update, request, context)
 
 
-async def _done(work: Awaitable[T], context: Context) -> T:
-    """Awaits the result; aborts with FAILED_PRECONDITION and the worker's reason when the worker refused."""
+async def _done(ask: Callable[[R], Awaitable[T]], request: R, context: Context) -> T:
+    """Aborts with INVALID_ARGUMENT for a number that makes no sense, and with FAILED_PRECONDITION and the worker's
+    reason when the worker refused."""
     try:
-        return await work
+        check_range("level", getattr(request, "level", None), 0, MAX_LEVEL)
+        check_range("timeout_s", getattr(request, "timeout_s", None), 0.0, MAX_TIMEOUT_S)
+        return await ask(request)
     except BatonError as error:
         status = status_of(error, "sleep")
         code = grpc.StatusCode.FAILED_PRECONDITION if isinstance(error, UnavailableError) else status.code

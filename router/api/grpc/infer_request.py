@@ -12,7 +12,7 @@ from baton_proto.sampling import PARAMETERS
 from router.api.grpc.tensors import BYTES, read_inputs
 from router.api.sampling_options import Options
 from router.api.validation import Prompt
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 MAX_JSON_CHARS: Final = 64 * 1024
 ANY: Final = -1
@@ -62,7 +62,7 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
     for name in [name for name in given if name in HARMLESS]:
         value = _single(name, given.pop(name))
         if value not in HARMLESS[name]:
-            raise InvalidRequestError(name, f"cannot be {value!r:.40} here; leave it out")
+            raise InvalidRequestError(name, f"cannot be {shown(value)} here; leave it out")
     for name in given:
         if name not in KNOWN:
             (near,) = difflib.get_close_matches(name[:40], KNOWN, n=1, cutoff=0.0)
@@ -72,10 +72,10 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
     stream = _typed(STREAM, _single(STREAM, given.pop(STREAM, False)), bool)
     names = {output.name for output in request.outputs} or set(OUTPUTS)
     if strange := names - set(OUTPUTS):
-        raise InvalidRequestError("outputs", f"{min(strange)!r:.40} is none of {', '.join(OUTPUTS)}")
+        raise InvalidRequestError("outputs", f"{shown(min(strange))} is none of {', '.join(OUTPUTS)}")
     options = Options(
         given={name: _sampling(name, value) for name, value in given.items()},
-        stop=_typed("stop", [stop] if isinstance(stop, str) else list(stop), list[str]),
+        stop=_stop_strings(stop),
         n=None if n is None else _typed("n", _single("n", n), int),
     )
     timeout_s = None if timeout_us is None else _typed("timeout", _single("timeout", timeout_us), int) / 1e6
@@ -87,7 +87,8 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
 def _prompt(given: dict[str, Any]) -> tuple[str, Prompt]:
     """Takes it from the inputs."""
     if (TEXT in given) == (IDS in given):
-        raise InvalidRequestError(TEXT, f"is missing; one of {TEXT} and {IDS} is needed, and not both")
+        problem = f"contradicts {IDS}: leave one of them out" if TEXT in given else f"is missing; it or {IDS} is needed"
+        raise InvalidRequestError(TEXT, problem)
     if TEXT in given:
         return TEXT, _text(TEXT, given.pop(TEXT))
     ids = given.pop(IDS)
@@ -134,6 +135,12 @@ def _number(value: Any) -> Any:
     """A 32-bit float becomes the decimal that the caller meant: 0.7, not 0.699999988."""
     number = value.item() if hasattr(value, "item") else value
     return float(f"{number:.7g}") if isinstance(number, float) else number
+
+
+def _stop_strings(value: Any) -> list[str]:
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    texts: list[str] = _typed("stop", [plain] if isinstance(plain, str) else plain, list[str])
+    return texts
 
 
 def _sampling(name: str, value: Any) -> Any:

@@ -21,7 +21,7 @@ from router.api.validation import make_request_id, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
-from runtime.errors import BatonError, InvalidRequestError, UnknownModelError
+from runtime.errors import BatonError, InvalidRequestError, UnknownModelError, shown
 from runtime.telemetry.metrics import version
 
 VERSION: Final = "1"
@@ -74,9 +74,10 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         with self._calls.running():
-            shown_id = request.id
+            shown_id, work_id = make_request_id(None)
             try:
-                shown_id, wish, wanted = await self._read(request, context)
+                shown_id, work_id = self._ids(request, context)
+                wish, wanted = await self._read(request, context, work_id)
                 if wish.stream:
                     raise InvalidRequestError(STREAM, "is true, and ModelInfer answers once; ModelStreamInfer streams")
                 answer = await self._whole(request, wish, wanted)
@@ -109,14 +110,15 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
         """One request of a stream."""
-        shown_id = request.id
+        shown_id, work_id = make_request_id(None)
 
         async def write(response: pb.ModelInferResponse) -> None:
             async with writing:
                 await context.write(pb.ModelStreamInferResponse(infer_response=response))
 
         try:
-            shown_id, wish, wanted = await self._read(request, context)
+            shown_id, work_id = self._ids(request, context)
+            wish, wanted = await self._read(request, context, work_id)
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 if not wish.stream:
                     await write(_last(await self._whole(request, wish, wanted), final=not wish.empty_final))
@@ -139,9 +141,14 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _read(self, request: pb.ModelInferRequest, context: Context) -> tuple[str, Wish, GenerateRequest]:
-        """Also the id by which the caller knows the request. Raises what validation raises."""
-        shown_id, work_id = make_request_id(request.id or metadata(context, REQUEST_ID_METADATA))
+    def _ids(self, request: pb.ModelInferRequest, context: Context) -> tuple[str, str]:
+        """As make_request_id."""
+        return make_request_id(request.id or metadata(context, REQUEST_ID_METADATA), "id")
+
+    async def _read(
+        self, request: pb.ModelInferRequest, context: Context, work_id: str
+    ) -> tuple[Wish, GenerateRequest]:
+        """Raises what validation raises."""
         self._check_model(request.model_name, request.model_version)
         left_s = context.time_remaining()
         wish = read_wish(request, self._frontend.generator.limits().max_model_len)
@@ -153,14 +160,14 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
             model=request.model_name,
             timeout_s=min(timeouts_s) if timeouts_s else None,
         )
-        return shown_id, wish, await validate(self._frontend, call, wish.prompt, wish.options)
+        return wish, await validate(self._frontend, call, wish.prompt, wish.options)
 
     def _check_model(self, name: str, wanted: str) -> None:
         """Raises UnknownModelError and InvalidRequestError."""
         if name != self._frontend.model:
             raise UnknownModelError(name, [self._frontend.model])
         if wanted not in ("", VERSION):
-            raise InvalidRequestError("model_version", f"is {wanted!r:.40}; there is {VERSION} alone")
+            raise InvalidRequestError("model_version", f"is {shown(wanted)}; there is {VERSION} alone")
 
     # --- answers ------------------------------------------------------------------------------------------------------
 

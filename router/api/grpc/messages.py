@@ -37,7 +37,8 @@ FINISH_REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
     "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
-TOOL_CHOICES = {pb.TOOL_CHOICE_NONE: "none", pb.TOOL_CHOICE_REQUIRED: "required"}
+TOOL_CHOICES = {pb.TOOL_CHOICE_AUTO: "auto", pb.TOOL_CHOICE_NONE: "none", pb.TOOL_CHOICE_REQUIRED: "required"}
+HARMLESS_CHOICES = (pb.TOOL_CHOICE_AUTO, pb.TOOL_CHOICE_NONE)  # where there are no tools
 PROMPT_FIELDS = {"text": "text", "chat": "chat.messages", "tokens": "tokens.ids", None: "input"}
 """Kind of input -> the caller's name of the prompt."""
 
@@ -65,7 +66,8 @@ def _chat(chat: pb.ChatMessages) -> Chat:
     size = sum(len(call.arguments) for message in chat.messages for call in message.tool_calls)
     size += memoryview(tools).nbytes + len(variables)
     use, budget = None, chat.thinking_token_budget if chat.HasField("thinking_token_budget") else None
-    if chat.tools or chat.with_parts or budget is not None:
+    chosen = chat.tool_choice not in HARMLESS_CHOICES or chat.named_tool or chat.allowed_tools
+    if chat.tools or chosen or chat.with_parts or budget is not None:
         parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None
         use = tool_use(tools, _tool_choice(chat), parallel, "chat.tools[{}].parameters")
     effort = thinking_variables(chat.reasoning_effort or None)
@@ -75,7 +77,8 @@ def _chat(chat: pb.ChatMessages) -> Chat:
 
 def _tool_choice(chat: pb.ChatMessages) -> Any:
     """As OpenAI's API has it. Raises InvalidRequestError."""
-    choice = TOOL_CHOICES.get(chat.tool_choice, "auto")
+    if (choice := TOOL_CHOICES.get(chat.tool_choice)) is None:
+        raise InvalidRequestError("chat.tool_choice", f"is {chat.tool_choice}, which is none of ToolChoice")
     if not chat.allowed_tools:
         return named_choice(chat.named_tool) if chat.named_tool else choice
     if chat.named_tool or choice == "none":

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from baton_proto.generated import open_inference_pb2 as pb
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 MAX_TEXTS: Final = 4096  # elements of a tensor of BYTES
 MAX_INPUTS: Final = 256
@@ -54,7 +54,7 @@ def read_inputs(request: pb.ModelInferRequest, max_numbers: int) -> dict[str, Va
         if tensor.name in found:
             raise InvalidRequestError(_shown(tensor), "is given twice")
         if tensor.datatype not in DATATYPES:
-            raise InvalidRequestError(_shown(tensor), f"has datatype {tensor.datatype!r:.40}, not one of {_known()}")
+            raise InvalidRequestError(_shown(tensor), f"has datatype {shown(tensor.datatype)}, not one of {_known()}")
         if len(tensor.shape) > MAX_DIMENSIONS or any(size < 0 for size in tensor.shape):
             raise InvalidRequestError(
                 _shown(tensor), f"must have a shape of at most {MAX_DIMENSIONS} sizes, 0 or more each"
@@ -62,6 +62,9 @@ def read_inputs(request: pb.ModelInferRequest, max_numbers: int) -> dict[str, Va
         num_values, most = math.prod(tensor.shape), MAX_TEXTS if tensor.datatype == BYTES else max_numbers
         if num_values > most:
             raise InvalidRequestError(_shown(tensor), f"has {num_values} values; at most {most} are allowed")
+        if len(tensor.contents.ListFields()) + len(raw[place : place + 1]) > 1:
+            problem = "has values in two places: raw_input_contents, or the one field of contents for its datatype"
+            raise InvalidRequestError(_shown(tensor), problem)
         values = _raw(tensor, raw[place]) if raw else _contents(tensor, num_values)
         if len(values) != num_values:
             raise InvalidRequestError(_shown(tensor), f"has {len(values)} values, and its shape {num_values}")

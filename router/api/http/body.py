@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from router.requests.body_budget import Hold
-from runtime.errors import BodyTooLargeError, InvalidRequestError
+from runtime.errors import BodyTooLargeError, InvalidRequestError, shown
 
 PLAIN = "identity"
 
@@ -12,7 +12,7 @@ async def received_body(http: Request, limit_bytes: int, hold: Hold) -> bytes:
     """Reads at most `limit_bytes`, whatever the client announces or sends. Raises InvalidRequestError,
     BodyTooLargeError, UnavailableError, ClientDisconnect."""
     if (coding := http.headers.get("content-encoding", PLAIN).lower()) != PLAIN:
-        raise InvalidRequestError("content-encoding", f"is {coding!r:.100}; send the body as it is, not compressed")
+        raise InvalidRequestError("content-encoding", f"is {shown(coding)}; send the body as it is, not compressed")
     announced = http.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit_bytes:
         raise BodyTooLargeError(limit_bytes)

@@ -88,7 +88,9 @@ async def on_http_exception(form_at: Callable[[str], ErrorForm], request: Reques
     """Answers what starlette refuses: unknown paths and methods. `form_at`: the form of errors at a path."""
     assert isinstance(error, HTTPException)
     path, status = request.url.path, error.status_code
-    body = ErrorBody(f"{request.method} {path}: {error.detail}", "invalid_request_error")
+    allowed = (error.headers or {}).get("Allow")
+    problem = f"the method there is {allowed}" if allowed else "is not served here; GET /openapi.json lists what is"
+    body = ErrorBody(f"{request.method} {path}: {problem}", "invalid_request_error")
     return json_response(form_at(path)(status, body, ""), status, error.headers)
 
 

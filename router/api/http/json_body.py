@@ -62,8 +62,6 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     """Raises InvalidRequestError, naming the field where there is one."""
     body = decode_body(data, kind)
     refuse_not_served(body, NOT_SERVED)
-    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        raise InvalidRequestError("stream_options.continuous_usage_stats", "is not supported; include_usage is")
     return body
 
 
@@ -72,7 +70,7 @@ def refuse_not_served(body: Struct, not_served: Mapping[str, tuple[Any, ...]]) -
     for name, harmless in not_served.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
-            raise InvalidRequestError(name, "is not supported")
+            raise InvalidRequestError(name, "is not supported; leave it out")
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:

@@ -30,7 +30,7 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -52,12 +52,34 @@ class Wanted(Struct, frozen=True):
     num_choices: int
     logprobs: bool = False
     usage: bool = False  # at the end of a stream
+    prompt_lengths: Sequence[int] = ()  # tokens of each; empty: the chunks of a stream tell no usage so far
     prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
     shown: Sequence[ShownPrompt] = ()  # one per choice; empty: prompts are not shown
 
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
         return self.prompts[index * len(self.prompts) // self.num_choices]
+
+    def prompt_length_of(self, index: int) -> int:
+        return self.prompt_lengths[index * len(self.prompt_lengths) // self.num_choices]
+
+
+class RunningUsage:
+    """What the chunks of a stream but the last say of usage: nothing, null, or how far their choice has come."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._none: UnsetType | None = None if wanted.usage else UNSET
+        self._num_told = [0] * wanted.num_choices  # tokens
+
+    def add(self, piece: Piece) -> None:
+        self._num_told[piece.index] += len(piece.token_ids)
+
+    def of(self, index: int) -> Usage | UnsetType | None:
+        if not self._wanted.prompt_lengths:
+            return self._none
+        num_prompt, num_told = self._wanted.prompt_length_of(index), self._num_told[index]
+        return Usage(num_prompt, num_told, num_prompt + num_told)
 
 
 class OpenAIAnswer(Protocol):
@@ -83,6 +105,7 @@ class _Form(Struct, frozen=True):
     """What the answer says of the request."""
 
     include_usage: bool
+    running_usage: bool
     token_ids: bool
     wish: PromptWish
     texts: Sequence[str | None]  # of the prompts; None: given as tokens, or a chat
@@ -112,7 +135,7 @@ class OpenAIDialect:
             cache_salt=body.cache_salt or "",
             keep_s=body.keep_s,
             drop_cache=bool(body.drop_cache),
-            form=_Form(body.include_usage, bool(body.return_token_ids), body.wish(), texts),
+            form=_Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts),
         )
         return asked, options, prompts
 
@@ -124,7 +147,8 @@ class OpenAIDialect:
         num_choices = sum(len(request.sampling) for request in requests)
         prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []
         shown = [] if form.wish is NO_WISH else self._shown(form, requests)
-        wanted = Wanted(num_choices, "logprobs" in options.given, form.include_usage, prompts, shown)
+        lengths = [len(request.prompt) for request in requests] if form.running_usage else []
+        wanted = Wanted(num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown)
         return self._answer(heading, self._frontend.tokenizer, wanted)
 
     def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:

@@ -7,7 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.openai_answer import CompletionTokensDetails, Heading, Usage, Wanted, usage_of
+from router.api.http.openai_answer import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
 from router.api.prompts.shown import Detail, JsonLists, finite
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Parsed, Piece
@@ -95,7 +95,7 @@ class ChatChunk(Struct, frozen=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None  # with include_usage: null in all chunks but the last
+    usage: Usage | UnsetType | None  # with include_usage alone: null in all chunks but the last
     object: str = "chat.completion.chunk"
     prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk
 
@@ -105,7 +105,7 @@ class ChatAnswer:
         self._heading = heading
         self._tokenizer = tokenizer
         self._wanted = wanted
-        self._no_usage: UnsetType | None = None if wanted.usage else UNSET
+        self._usage_so_far = RunningUsage(wanted)
         self._prompt: Sequence[int] | UnsetType = wanted.prompt_of(0) if wanted.prompts else UNSET
         self._choices = [
             Choice(
@@ -139,6 +139,7 @@ class ChatAnswer:
             first = ChunkChoice(piece.index, Delta(role="assistant", content=""))
             yield self._chunk(first, UNSET if self._begun else self._prompt)
             self._begun.add(piece.index)
+        self._usage_so_far.add(piece)
         logprobs = self._logprobs(piece) if self._wanted.logprobs else None
         token_ids = piece.token_ids if self._wanted.prompts else UNSET
         for delta in self._deltas(piece):
@@ -203,7 +204,8 @@ class ChatAnswer:
     def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:
         heading = self._heading
         return ChatChunk(
-            *(heading.id, heading.created, heading.model, [choice], self._no_usage), prompt_token_ids=prompt
+            *(heading.id, heading.created, heading.model, [choice], self._usage_so_far.of(choice.index)),
+            prompt_token_ids=prompt,
         )
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:

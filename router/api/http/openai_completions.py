@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
-from router.api.http.openai_answer import Heading, Usage, Wanted, usage_of
+from router.api.http.openai_answer import Heading, RunningUsage, Usage, Wanted, usage_of
 from router.api.prompts.shown import Detail, JsonLists, Logprobs, ShownPrompt, finite
 from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
@@ -33,7 +33,7 @@ class Completion(Struct, frozen=True):
     created: int
     model: str
     choices: list[Choice]
-    usage: Usage | UnsetType | None  # in chunks with include_usage: null in all but the last
+    usage: Usage | UnsetType | None  # in chunks with include_usage alone: null in all but the last
     object: str = "text_completion"
 
 
@@ -41,7 +41,7 @@ class CompletionAnswer:
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._wanted = wanted
-        self._no_usage: UnsetType | None = None if wanted.usage else UNSET
+        self._usage_so_far = RunningUsage(wanted)
         indices = range(wanted.num_choices)
         self._choices = [
             Choice(
@@ -66,7 +66,7 @@ class CompletionAnswer:
             for part in prompt.shown.parts(piece.prompt_logprobs):
                 choice = Choice(piece.index, part.text, part.logprobs)
                 self._begin(choice)
-                yield self._completion([choice], self._no_usage)
+                yield self._completion([choice], self._usage_so_far.of(piece.index))
             self._end_prompt(piece, prompt)
 
     def add_prompt(self, piece: Piece) -> Iterator[None]:
@@ -87,7 +87,7 @@ class CompletionAnswer:
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         choice = self._choice(piece)
         if choice.text or choice.finish_reason is not None or choice.token_ids or _has_tokens(choice.logprobs):
-            yield self._completion([choice], self._no_usage)
+            yield self._completion([choice], self._usage_so_far.of(piece.index))
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
@@ -134,6 +134,7 @@ class CompletionAnswer:
             logprobs = None if writer is None else writer.write(piece)
             choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason)
             token_ids = piece.token_ids
+            self._usage_so_far.add(piece)
         if self._wanted.prompts:
             choice.token_ids = token_ids
         self._begin(choice)

@@ -16,7 +16,7 @@ from router.api.openai_tools import ToolCall, plain_calls
 from router.api.structured_output import STRUCTURED
 from router.api.validation import plain_role
 from router.text.chat_template import Message
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 ABSENT = Raw(b"")
 
@@ -83,7 +83,9 @@ else:
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # without effect: our events have no padding
-    continuous_usage_stats: bool | None = None  # not served
+    continuous_usage_stats: bool | None = (
+        None  # vLLM's: with include_usage, each chunk tells how far its choice has come
+    )
 
 
 class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,7 +143,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         role = plain_role(where, self.role)
         if self.function_call or self.refusal or self.audio:
             name = next(name for name in NOT_SERVED_IN_MESSAGES if getattr(self, name))
-            raise InvalidRequestError(f"{where}.{name}", "is not supported")
+            raise InvalidRequestError(f"{where}.{name}", "is not supported; leave it out")
         no_content = self.content is None and self.tool_calls
         content = "" if no_content else _message_text(f"{where}.content", role, self.content)
         plain: dict[str, Any] = {"role": role, "content": content}
@@ -159,7 +161,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def retention_s(where: str, name: str | None, known: Mapping[str | None, float]) -> float:
     """Raises InvalidRequestError."""
     if name not in known:
-        raise InvalidRequestError(where, f"is {name!r:.100}, must be one of {', '.join(filter(None, known))}")
+        raise InvalidRequestError(where, f"is {shown(name)}, must be one of {', '.join(filter(None, known))}")
     return known[name]
 
 
@@ -192,7 +194,7 @@ def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[
         return content
     for index, piece in enumerate(content):
         if piece.type not in types or piece.text is None:
-            given = f"is of type {piece.type!r:.40}, " if piece.type not in types else ""
+            given = f"is of type {shown(piece.type)}, " if piece.type not in types else ""
             raise InvalidRequestError(f"{where}[{index}]", f"{given}must be a {wanted}")
     return "\n".join(piece.text or "" for piece in content)
 

@@ -58,6 +58,12 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def running_usage(self) -> bool:
+        """Of each choice, in every chunk of a stream."""
+        options = self.stream_options
+        return options is not None and self.include_usage and bool(options.continuous_usage_stats)
+
     def prompts(self) -> Sequence[Prompt]:
         """One or more. Raises InvalidRequestError."""
         raise NotImplementedError

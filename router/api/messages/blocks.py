@@ -10,7 +10,7 @@ from router.api.http.openai_fields import ABSENT, TTLS_S, CacheControl, plain_te
 from router.api.openai_tools import MAX_CALLS, plain_call
 from router.api.validation import plain_role
 from router.text.chat_template import Message
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 
 class TextBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class Conversation:
             name = f"{where}.content[{i}]"
             take = known.get(block.type)
             if take is None:
-                problem = f"is {block.type!r:.100}, must be one of {', '.join(known)} in a turn of this role"
+                problem = f"is {shown(block.type)}, must be one of {', '.join(known)} in a turn of this role"
                 raise InvalidRequestError(f"{name}.type", problem)
             take(self, name, block)
         if self._parts or self._said or role == "assistant":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 CLEARING = ("clear_tool_uses_", "clear_thinking_")
 """Begin the types of edits that may be left undone."""
@@ -24,5 +24,5 @@ class ContextManagement(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Raises InvalidRequestError for edits that would add something to the answer."""
         for i, edit in enumerate(self.edits or ()):
             if not edit.type.startswith(CLEARING):
-                problem = f"is {edit.type!r:.100}; only clear_tool_uses and clear_thinking are taken, without effect"
+                problem = f"is {shown(edit.type)}; only clear_tool_uses and clear_thinking are taken, without effect"
                 raise InvalidRequestError(f"context_management.edits[{i}].type", problem)

@@ -16,7 +16,7 @@ from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
 from router.api.tool_use import ToolChoice as Choice, ToolUse
 from router.api.validation import MAX_MESSAGES, Chat, check_thinking
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 THINKING: Mapping[str, bool | None] = {"enabled": True, "adaptive": None, "between_tools": None, "disabled": False}
@@ -137,7 +137,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
             told["reasoning_effort"] = self.output_config.effort
         if self.thinking is not None:
             if self.thinking.type not in THINKING:
-                problem = f"is {self.thinking.type!r:.100}, must be one of {', '.join(THINKING)}"
+                problem = f"is {shown(self.thinking.type)}, must be one of {', '.join(THINKING)}"
                 raise InvalidRequestError("thinking.type", problem)
             enabled = THINKING[self.thinking.type]
             told |= {} if enabled is None else {"enable_thinking": enabled}
@@ -147,7 +147,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         tools, names, strict = [], [], []
         for i, tool in enumerate(read_tools(self.tools)):
             if tool.get("type") not in (None, "custom"):
-                problem = f"is {tool['type']!r:.100}, must be 'custom': the service runs no tools of its own"
+                problem = f"is {shown(tool['type'])}, must be 'custom': the service runs no tools of its own"
                 raise InvalidRequestError(f"tools[{i}].type", problem)
             names.append(check_function(f"tools[{i}]", tool, "input_schema"))
             tools.append(plain_tool(names[-1], tool.get("description"), tool.get("input_schema")))
@@ -155,7 +155,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         check_distinct("tools[{}].name", names)
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type not in CHOICES:
-            problem = f"is {choice.type!r:.100}, must be one of {', '.join(CHOICES)}"
+            problem = f"is {shown(choice.type)}, must be one of {', '.join(CHOICES)}"
             raise InvalidRequestError("tool_choice.type", problem)
         if choice.type == "any" and not names:
             raise InvalidRequestError("tool_choice", "is 'any' and there are no tools")

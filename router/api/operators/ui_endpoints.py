@@ -60,9 +60,10 @@ class UiEndpoints:
 
         async def write() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": ENCODED_HEADERS})
-            async with aclosing(self._feed.messages()) as messages:
-                async for data in messages:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            if scope["method"] != "HEAD":  # which would keep a viewer's place and its connection, and read nothing
+                async with aclosing(self._feed.messages()) as messages:
+                    async for data in messages:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         with suppress(ClientDisconnect):

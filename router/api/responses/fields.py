@@ -22,7 +22,7 @@ from router.api.responses.items import Conversation, Item, Part
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
 from router.api.tool_use import ToolChoice, ToolUse
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 ONLY_FUNCTIONS = "must be 'function': the service runs no tools of its own"
@@ -48,7 +48,7 @@ class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             case "json_schema":
                 return schema_grammar("text.format.schema", self.schema), "text.format.schema"
         known = "text, json_object, json_schema"
-        raise InvalidRequestError("text.format.type", f"is {self.type!r:.100}, must be one of {known}")
+        raise InvalidRequestError("text.format.type", f"is {shown(self.type)}, must be one of {known}")
 
 
 class TextConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +130,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         """Raises InvalidRequestError."""
         given, names = self.sampled(), {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
         if self.truncation not in (None, "disabled"):
-            raise InvalidRequestError("truncation", f"is {self.truncation!r:.100}, must be 'disabled'")
+            raise InvalidRequestError("truncation", f"is {shown(self.truncation)}, must be 'disabled'")
         if self.max_output_tokens is not None:
             given["max_tokens"] = self.max_output_tokens
         if LOGPROBS in (self.include or ()):
@@ -164,7 +164,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         tools, names, strict = [], [], []
         for i, tool in enumerate(read_tools(self.tools)):
             if tool.get("type") != "function":
-                raise InvalidRequestError(f"tools[{i}].type", f"is {tool.get('type')!r:.100}, {ONLY_FUNCTIONS}")
+                raise InvalidRequestError(f"tools[{i}].type", f"is {shown(tool.get('type'))}, {ONLY_FUNCTIONS}")
             names.append(check_function(f"tools[{i}]", tool))
             tools.append(plain_tool(names[-1], tool.get("description"), tool.get("parameters")))
             strict += names[-1:] if tool.get("strict") is True else []

@@ -9,7 +9,7 @@ from router.api.http.openai_fields import ABSENT, plain_text, with_refusals
 from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
 from router.api.validation import plain_role
 from router.text.chat_template import Message
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, shown
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -60,7 +60,7 @@ class Conversation:
         """Raises InvalidRequestError."""
         take = _KINDS.get(item.type)
         if take is None:
-            raise InvalidRequestError(f"{where}.type", f"is {item.type!r:.100}, must be one of {', '.join(_KINDS)}")
+            raise InvalidRequestError(f"{where}.type", f"is {shown(item.type)}, must be one of {', '.join(_KINDS)}")
         take(self, where, item)
 
     def end(self) -> list[Message]:

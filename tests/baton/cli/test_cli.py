@@ -58,6 +58,9 @@ def test_help_names_the_exit_codes(command: list[str]) -> None:
         (["generate", "--tokens", "1,x"], "1,x"),
         (["generate", "--tokens", "1,-2"], "4294967295"),
         (["generate", "--prompt", "a", "--logprobs", "21"], "--logprobs"),
+        (["events", "tree", "--address", NOBODY, "--hottest", "5000000000"], "--hottest"),
+        (["events", "tree", "--address", NOBODY, "--max-runs", "5000000000"], "--max-runs"),
+        (["events", "diff", "--address", NOBODY, "--blocks", "5000000000"], "--blocks"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments: list[str], words: str) -> None:

@@ -1,16 +1,19 @@
 """Client and AsyncClient against a real service, and what they say where there is none."""
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -216,12 +219,64 @@ async def test_it_works_where_an_event_loop_runs_and_leaves_no_thread(service: S
     client.close()
     client.close()
     assert first
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(UnavailableError, match="this client is closed"):
         client.status()
     forgotten = Client(service.grpc_address)
     forgotten.status()
     del forgotten
     assert not {thread for thread in threading.enumerate() if thread.name == "baton client"} - threads
+
+
+async def test_a_client_that_is_closed_says_so_to_who_waits_and_to_who_comes(service: Service) -> None:
+    long = {"max_tokens": 4000, "ignore_eos": True}
+
+    def work(blocking: Client) -> None:
+        stream = blocking.stream("Once", long)
+        next(stream)
+        with ThreadPoolExecutor(1) as threads:
+            rest = threads.submit(lambda: [*stream])
+            blocking.close()
+            with pytest.raises(UnavailableError, match="this client is closed"):
+                rest.result(20)
+
+    await blocking(service, work)
+    client = AsyncClient(service.grpc_address)
+    async with client.stream("Once", long) as stream:
+        await anext(stream)
+        await client.close()
+        with pytest.raises(UnavailableError, match="this client is closed"):
+            async for _ in stream:
+                pass
+    with pytest.raises(UnavailableError, match="this client is closed"):
+        await client.generate("Once", GREEDY)
+    never_open = AsyncClient(service.grpc_address)
+    await never_open.close()
+    with pytest.raises(UnavailableError, match="this client is closed"):
+        await never_open.models()
+
+
+@pytest.mark.parametrize("timeout_s", [1e12, 1e300, math.inf])
+async def test_a_time_of_any_length_is_no_deadline_that_has_passed(client: AsyncClient, timeout_s: float) -> None:
+    assert (await client.generate("Once", GREEDY, timeout_s=timeout_s)).token_ids
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, "1"])
+async def test_what_is_no_time_is_refused(client: AsyncClient, timeout_s: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^timeout_s: is .*, must be a number of seconds$"):
+        await client.generate("Once", GREEDY, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"abc", {"text": "a"}, {1, 2}])
+async def test_what_is_no_prompt_is_refused_by_its_type(client: AsyncClient, prompt: Any) -> None:
+    name = type(prompt).__name__
+    with pytest.raises(InvalidRequestError, match=f"^prompt: must be a text, token ids or messages, not {name}$"):
+        await client.generate(prompt, GREEDY)
+
+
+async def test_token_ids_may_be_an_array(client: AsyncClient) -> None:
+    told = await client.generate([5, 6, 7], GREEDY)
+    array: Any = np.array([5, 6, 7])
+    assert (await client.generate(array, GREEDY)).token_ids == told.token_ids
 
 
 async def test_a_closed_stream_ends_its_request_in_the_service(service: Service, client: AsyncClient) -> None:

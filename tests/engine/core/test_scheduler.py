@@ -174,6 +174,40 @@ def test_prompts_come_to_their_ends_whichever_first_tokens_are_due(seed: int) ->
     raise AssertionError(f"did not come to an end: {left}")
 
 
+@pytest.mark.parametrize("max_running", [1, 2, 4])
+def test_prompts_in_danger_leave_a_place_for_the_first_one_that_waits(max_running: int) -> None:
+    """However many come: each would take the place that another one leaves."""
+    scheduler = make_scheduler(1024, max_batch_tokens=64, max_running=max_running)
+    patient, took, now_s = distinct("patient", 100), steps_of(1.0), 0.0
+    scheduler.add(patient)
+    numbers = itertools.count()
+    for _ in range(300):
+        while len(scheduler.waiting) < 10:
+            urgent = distinct(f"{chr(200 + next(numbers))}", 32)
+            urgent.due_s = now_s + 0.1
+            scheduler.add(urgent)
+        scheduler.look_ahead(now_s, took)
+        for item in step(scheduler).prefill:
+            now_s += item.num_tokens / 1e3
+            if item.sample and item.sequence is not patient:
+                scheduler.finish(item.sequence)
+        if patient.num_computed_tokens >= 100:
+            return
+    raise AssertionError(f"{patient.num_computed_tokens} of its 100 tokens are computed")
+
+
+def test_prompts_in_danger_take_the_last_place_too_while_an_earlier_one_runs() -> None:
+    scheduler, took = make_scheduler(1024, max_batch_tokens=64, max_running=2), steps_of(1.0)
+    scheduler.add(distinct("running", 60))
+    step(scheduler)
+    scheduler.add(distinct("waiting", 60))
+    urgent = distinct("urgent", 60)
+    urgent.due_s = 0.07
+    scheduler.add(urgent)
+    scheduler.look_ahead(0.0, took)
+    assert names(step(scheduler)) == (["urgent"], ["running"])
+
+
 def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> None:
     scheduler = make_scheduler(256, max_batch_tokens=64)
     late, took = distinct("late", 100), steps_of(1.0)

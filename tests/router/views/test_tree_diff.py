@@ -66,6 +66,11 @@ async def test_what_agrees_is_equal(cluster: Cluster) -> None:
     assert (first.worker_blocks, first.tree_blocks, first.missing, first.extra, first.changed) == (4, 4, 0, 0, 0)
 
 
+async def test_a_worker_that_is_named_twice_is_compared_once(cluster: Cluster) -> None:
+    await with_blocks(cluster, "w")
+    assert [found.worker_id for found in await compare(cluster, 5, 10, "w", "w")] == ["w"]
+
+
 async def test_an_event_that_the_worker_never_published_is_found(cluster: Cluster) -> None:
     worker = await with_blocks(cluster)
     await raw(cluster, worker, 2, stored([1, 2, 3, 5, 6], known=3), removed([1, 2, 4], kept=2), store=False)

@@ -125,7 +125,7 @@ def check_refusals(refused: dict[str, list[str]]) -> None:
         "name": ("INVALID_ARGUMENT", "temperatur: is not known here; the nearest known input is 'temperature'"),
         "value": ("INVALID_ARGUMENT", "temperature: is 9.0, must be at least 0.0 and at most 2.0"),
         "type": ("INVALID_ARGUMENT", "max_tokens: Expected `int`, got `str`"),
-        "no prompt": ("INVALID_ARGUMENT", "text_input: is missing; one of text_input and input_ids is needed"),
+        "no prompt": ("INVALID_ARGUMENT", "text_input: is missing; it or input_ids is needed"),
         "stream": ("INVALID_ARGUMENT", "stream: is true, and ModelInfer answers once; ModelStreamInfer streams"),
         "output": ("INVALID_ARGUMENT", "outputs: 'x' is none of text_output, finish_reason, output_ids"),
     }
@@ -154,7 +154,14 @@ def tensor(made: pb.ModelInferRequest, **fields: Any) -> pb.ModelInferRequest:
     return made
 
 
+def raw_text(*data: bytes) -> pb.ModelInferRequest:
+    made = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=data)
+    return tensor(made, name="text_input", datatype="BYTES", shape=[1]) if data else made
+
+
 IDS = {"name": "input_ids", "datatype": "INT64"}
+ONE_ID = pb.InferTensorContents(int64_contents=[5])
+TWO_KINDS = pb.InferTensorContents(int_contents=[5], int64_contents=[5])
 
 
 @pytest.mark.parametrize(
@@ -167,8 +174,19 @@ IDS = {"name": "input_ids", "datatype": "INT64"}
         (tensor(request(), **IDS, shape=[2**62] * 8), "values; at most 4096 are allowed"),
         (tensor(request(), **IDS, shape=[3]), "input_ids: has 0 values, and its shape 3"),
         (request(raw_input_contents=[b"", b""]), "raw_input_contents: has 2 entries for 1 inputs"),
-        (request(raw_input_contents=[b"\x05\0\0\0abcd"]), "text_input: must have a 32-bit length before each text"),
-        (request(raw_input_contents=[b"\x01\0\0\0\xff"]), "text_input: is not UTF-8"),
+        (raw_text(b"\x05\0\0\0abcd"), "text_input: must have a 32-bit length before each text"),
+        (raw_text(b"\x01\0\0\0\xff"), "text_input: is not UTF-8"),
+        (request(raw_input_contents=[b"\x01\0\0\0a"]), "text_input: has values in two places"),
+        (tensor(raw_text(), **IDS, shape=[1], contents=TWO_KINDS), "input_ids: has values in two places"),
+        (tensor(request(), **IDS, shape=[1], contents=ONE_ID), "text_input: contradicts input_ids: leave one of them"),
+        (pb.ModelInferRequest(model_name=MODEL), "text_input: is missing; it or input_ids is needed"),
+        (request(parameters={"stop": pb.InferParameter(int64_param=3)}), "stop: Expected `array`, got `int`"),
+        (request(parameters={"stop": pb.InferParameter()}), "stop: Expected `array`, got `null`"),
+        (
+            tensor(request(), name="stop", datatype="INT64", shape=[1], contents=ONE_ID),
+            "stop: Expected `str`, got `int`",
+        ),
+        (request(id="a b"), " id: must be 1 to 128 visible ASCII characters"),
         (request(parameters={"priority": pb.InferParameter(int64_param=3)}), "priority: cannot be 3 here"),
         (request(parameters={"sampling_parameters": pb.InferParameter(string_param="[")}), "is not a JSON object"),
         (request(model_version="7"), "model_version: is '7'; there is 1 alone"),
@@ -180,7 +198,15 @@ async def test_what_cannot_be_read_is_refused_by_name(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.ModelInfer(bad, timeout=20)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert problem in (caught.value.details() or "")
+    assert problem in f" {caught.value.details()}"
+
+
+async def test_a_fault_of_ours_names_the_request_also_where_the_caller_did_not(
+    stub: pb_grpc.GRPCInferenceServiceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.api.grpc.kserve.read_wish", lambda *_: 1 // 0)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"internal error; request [0-9a-f]{24}"):
+        await stub.ModelInfer(request(), timeout=20)
 
 
 async def test_a_caller_that_leaves_ends_its_requests(

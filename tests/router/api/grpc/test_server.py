@@ -230,6 +230,14 @@ async def test_calls_at_once_on_one_connection_are_bounded(api: GrpcApi) -> None
     assert struct.pack(">HI", MAX_CONCURRENT_STREAMS, MAX_STREAMS) in settings
 
 
+async def test_thousands_of_calls_at_once_are_all_answered(api: GrpcApi) -> None:
+    """More than the server takes from gRPC meanwhile: gRPC itself would end many of them with CANCELLED."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
+        stub = pb_grpc.InferenceStub(channel)
+        calls = [stub.ListModels(pb.ListModelsRequest(), timeout=60) for _ in range(MAX_STREAMS)]
+        assert {await call.code() for call in calls} == {grpc.StatusCode.OK}
+
+
 async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> None:
     assert (await refusal(stub, text="a" * 10_000_000)).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await generate(stub, text="a")
@@ -356,6 +364,30 @@ async def test_admin_is_closed_to_whoever_has_no_operators_key(generator: Script
                 await pb_grpc.AdminStub(channel).Status(pb.StatusRequest())
             assert len((await pb_grpc.InferenceStub(channel).ListModels(pb.ListModelsRequest())).models) == 1
         await api.stop()
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1.0, 1e9])
+@pytest.mark.parametrize("method", ["Sleep", "UpdateWeights"])
+async def test_a_time_that_makes_no_sense_is_the_operators_fault(
+    channel: grpc.aio.Channel, method: str, timeout_s: float
+) -> None:
+    asked = getattr(pb, f"{method}Request")(worker_id="decode-1", timeout_s=timeout_s)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"timeout_s: is .*, must be at least 0\.0") as caught:
+        await getattr(pb_grpc.AdminStub(channel), method)(asked, metadata=key_metadata(OPERATOR))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_level_that_no_worker_has_is_refused(channel: grpc.aio.Channel) -> None:
+    asked = pb.SleepRequest(worker_id="decode-1", level=2**32 - 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="level: is 4294967295, must be at least 0 and at most 2"):
+        await pb_grpc.AdminStub(channel).Sleep(asked, metadata=key_metadata(OPERATOR))
+
+
+async def test_a_long_id_that_nobody_remembers_is_told_in_short(channel: grpc.aio.Channel) -> None:
+    asked = pb.ExplainRequest(request_id="x" * 100_000)
+    with pytest.raises(grpc.aio.AioRpcError, match="request_id: no decision for 'xxx") as caught:
+        await pb_grpc.AdminStub(channel).Explain(asked, metadata=key_metadata(OPERATOR))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_health_follows_readiness_and_says_so_to_watchers(generator: ScriptedGenerator) -> None:

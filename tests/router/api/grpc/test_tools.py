@@ -172,7 +172,12 @@ async def test_history_and_switches_reach_the_template(client: Client, generator
 @pytest.mark.parametrize(
     ("chat", "problem"),
     [
-        ({"tools": [pb.Tool(name="a b")]}, "tools[0].function.name: is 'a b'"),
+        ({"tools": [pb.Tool(name="a b")]}, "chat.tools[0].name: is 'a b'"),
+        ({"tools": [FIND, FIND]}, "chat.tools[1].name: is 'find', as that of a tool before it"),
+        ({"tool_choice": pb.TOOL_CHOICE_REQUIRED}, "tool_choice: is 'required' and there are no tools"),
+        ({"named_tool": "find"}, "tool_choice.function.name: is 'find', which is none of tools"),
+        ({"allowed_tools": ["find"]}, "chat.allowed_tools[0]: is 'find', which is none of tools"),
+        ({"tools": [FIND], "tool_choice": 7}, "chat.tool_choice: is 7, which is none of ToolChoice"),
         ({"tools": [pb.Tool(name="a", parameters="[]")]}, "chat.tools[0].parameters: must be the JSON of an object"),
         ({"tools": [FIND] * 129}, "tools: has 129 tools; at most 128 are allowed"),
         ({"tools": [FIND], "named_tool": "other"}, "tool_choice.function.name: is 'other'"),

@@ -268,6 +268,43 @@ async def test_usage_comes_last_and_is_null_before(http: httpx.AsyncClient) -> N
         assert all(chunk["usage"] is None for chunk in chunks)
 
 
+async def test_usage_so_far_stands_in_every_chunk_for_who_wants_it(
+    http: httpx.AsyncClient, generator: ScriptedGenerator
+) -> None:
+    generator.answers = [[5, 6, 7, 2], [8, 2]]
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "n": 2}
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+        *chunks, last, _ = await events(http, path, body | options)
+        num_prompt = last["usage"]["prompt_tokens"]
+        told: dict[int, list[int]] = {0: [], 1: []}
+        for chunk in chunks:
+            num = chunk["usage"]["completion_tokens"]
+            told[chunk["choices"][0]["index"]].append(num)
+            assert chunk["usage"] == {
+                "prompt_tokens": num_prompt,
+                "completion_tokens": num,
+                "total_tokens": num_prompt + num,
+            }
+        for nums, whole in zip(told.values(), (4, 2), strict=True):
+            assert (nums, nums[-1]) == (sorted(nums), whole)
+        assert told[0][0] == (0 if body is CHAT else 1)
+        assert last["usage"]["completion_tokens"] == 6
+    without = options["stream_options"] | {"include_usage": False}  # type: ignore[operator]
+    chunks = await events(http, "/v1/completions", COMPLETION | {"stream_options": without})
+    assert all("usage" not in chunk for chunk in chunks[:-1])
+
+
+async def test_usage_so_far_of_several_prompts_is_each_ones_own(http: httpx.AsyncClient) -> None:
+    body = COMPLETION | {"prompt": [[5, 6], [5, 6, 7]], "n": 2, "max_tokens": 1}
+    *chunks, _, _ = await events(
+        http,
+        "/v1/completions",
+        body | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    )
+    lengths = {chunk["choices"][0]["index"]: chunk["usage"]["prompt_tokens"] for chunk in chunks}
+    assert lengths == {0: 2, 1: 2, 2: 3, 3: 3}
+
+
 async def test_stop_strings_never_show_even_in_part(http: httpx.AsyncClient) -> None:
     chunks = await events(http, "/v1/completions", COMPLETION | {"max_tokens": 500, "stop": "42, she said"})
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "It is "

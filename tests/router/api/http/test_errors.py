@@ -217,10 +217,12 @@ async def test_bodies_over_the_limit_are_refused_announced_or_not(http: httpx.As
 async def test_unknown_paths_and_methods_are_refused_as_openai_does(http: httpx.AsyncClient) -> None:
     answer = await http.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert "Method Not Allowed" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == "GET /v1/chat/completions: the method there is POST"
     answer = await http.post("/v1/embeddings", json={})
     assert answer.status_code == 404
-    assert answer.json()["error"]["message"] == "POST /v1/embeddings: Not Found"
+    assert (
+        answer.json()["error"]["message"] == "POST /v1/embeddings: is not served here; GET /openapi.json lists what is"
+    )
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_known_one(
 def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {field: ["x"]})
-        assert (error.field, error.problem) == (field, "is not supported")
+        assert (error.field, error.problem) == (field, "is not supported; leave it out")
         read_body(json.dumps(body | {field: None}).encode(), kind)
 
 
@@ -127,7 +127,7 @@ def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
         ),
         (
             {"prompt_cache_retention": "x" * 1000},
-            f"prompt_cache_retention: is '{'x' * 99}, must be one of in_memory, in-memory, 24h",
+            f"prompt_cache_retention: is '{'x' * 100}'..., must be one of in_memory, in-memory, 24h",
         ),
         (
             {"messages": [USER, marked("9h")]},
@@ -152,12 +152,10 @@ def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so()
     assert refused(OpenCompletionBody, {"prompt": "a", "suffix": "b"}).field == "suffix"
 
 
-def test_options_of_a_stream_are_refused_without_one_and_usage_in_every_chunk_is_refused_by_name() -> None:
+def test_options_of_a_stream_are_refused_without_one() -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {"stream_options": {"include_usage": True}})
         assert str(error) == "stream_options: needs stream to be true"
-        stats = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-        assert refused(kind, body | stats).field == "stream_options.continuous_usage_stats"
 
 
 def test_a_refusal_in_the_history_is_a_text_of_the_assistant() -> None:

@@ -1,5 +1,6 @@
 """What the live page's paths answer, and to whom."""
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -94,6 +95,17 @@ async def test_the_stream_is_one_of_server_sent_events(tiny_model: Path, monkeyp
         await crowd.feed.close()
         async for line in lines:
             assert not line or line.startswith("data: ")
+
+
+async def test_who_asks_for_the_heads_alone_watches_nothing(tiny_model: Path) -> None:
+    """The next request on the same connection is answered."""
+    async with serving(tiny_model, Crowd(1, 1)) as http:
+        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        head = f"HEAD /ui/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OPERATOR}\r\n\r\n"
+        writer.write(head.encode() + b"GET /ui HTTP/1.1\r\nhost: x\r\n\r\n")
+        answers = await asyncio.wait_for(reader.readuntil(b"<!doctype html>"), 20)
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
 async def test_one_viewer_too_many_is_told_so(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
