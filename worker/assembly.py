@@ -100,6 +100,7 @@ class EngineAssembly:
     refuses: Refuses = lambda sampling: ""
     repeats: Repeats = lambda sampling: False
     heeds_due: bool = True  # whether prompts whose first token is due go before others
+    kind: str = "baton"  # of the engine, as operators are told: "baton" | "vllm" | "external"
     kv_form: str = ""  # what the bytes of a block depend on beside layout and model, where it is not our own engine
 
     @property

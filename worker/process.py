@@ -190,6 +190,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         metrics_address=metrics_address,
         kv_form=assembly.announced_form,
         heeds_due=assembly.heeds_due,
+        engine=assembly.kind,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 

@@ -183,6 +183,7 @@ def _assembled(
         refuses=refusal,
         repeats=repeats,
         heeds_due=False,
+        kind="vllm",
         kv_form=form,
     )
 

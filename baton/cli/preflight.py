@@ -36,16 +36,16 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     if config.external_workers and not config.workers.count("decode"):
         return
     _check_pairs(config)
-    if config.workers.uses("vllm"):
+    if config.uses("vllm"):
         check_keys(config)
         check_sharing(config)
         interpreter(config)
-    if not config.workers.uses("baton"):
+    if not config.uses("baton"):
         return
     if not is_mock(config):
         on_gpu = machines is None or uses_gpus(config, machines)
         _check_engine(config.engine, files, on_gpu)
-        if config.workers.count("prefill") or config.planner.enabled:
+        if config.may_have("prefill"):
             _check_engine(for_prefill_worker(config).engine, files, on_gpu)
     elif config.engine.tensor_parallel > 1:
         raise ConfigError("engine.tensor_parallel", "the mock model computes nothing that could be shared: 1")
@@ -69,9 +69,7 @@ def _check_external(config: ServingConfig) -> None:
 def _check_pairs(config: ServingConfig) -> None:
     """Raises ConfigError for prefill workers whose KV no decode worker of this service takes. With a NATS server that
     other services use too, those may have the decode workers."""
-    limits = config.planner.limits
-    has_prefill = config.workers.count("prefill") or (config.planner.enabled and limits.max_prefill)
-    if not has_prefill or config.nats.url is not None:
+    if not config.may_have("prefill") or config.nats.url is not None:
         return
     decode = config.workers.by_engine("decode")
     for engine in config.workers.by_engine("prefill").keys() - decode.keys():

@@ -41,7 +41,14 @@ async def _ask(access: Access) -> Status:
 
 def _show(response: Status) -> None:
     out = console()
-    table = Table("worker", "role", "state", title=f"{response.router_id}: {len(response.workers)} workers")
+    is_mixed = len({worker.engine for worker in response.workers}) > 1
+    table = Table(
+        "worker",
+        "role",
+        *["engine"] * is_mixed,
+        "state",
+        title=f"{response.router_id}: {len(response.workers)} workers",
+    )
     tiers = [tier for tier in TIERS if any(getattr(worker, f"{tier}_blocks_total") for worker in response.workers)]
     for header in ("blocks used/total", " + ".join(("cached", *tiers)), "running", "waiting", "leases"):
         table.add_column(header, justify="right")
@@ -49,6 +56,7 @@ def _show(response: Status) -> None:
         table.add_row(
             worker.worker_id,
             worker.role,
+            *[worker.engine] * is_mixed,
             worker.state,
             f"{worker.blocks_used}/{worker.blocks_total}",
             " + ".join(map(str, (worker.blocks_cached, *(getattr(worker, f"{tier}_blocks_used") for tier in tiers)))),

@@ -36,6 +36,7 @@ class WorkerStatus:
     host_blocks_total: int  # 0: it has no host tier
     disk_blocks_used: int  # prefixes with a copy in its disk tier
     disk_blocks_total: int
+    engine: str  # "baton" | "vllm" | "external"; empty: a worker of an earlier release
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def suited(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *
         "max_running": 256,
     }
     assert chosen.keys() == set(AUTO_KEYS)
-    if not config.workers.uses("baton"):
+    if not config.uses("baton"):
         chosen |= {"max_batch_tokens": PREFILL_TOKENS, "prefill_batch_tokens": None}  # its decodes wait for no prompt
     open_keys = {key: value for key, value in chosen.items() if key not in wrote}
     return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **open_keys))

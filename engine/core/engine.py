@@ -56,6 +56,19 @@ class StepOutput(Struct, frozen=True):
         return bool(self.num_tokens or self.outputs or self.events or self.restored)
 
 
+def finish_reason(sequence: Sequence, token_id: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
+    """(finish, stop token) of the newest token. Invariant: the sampler gives no stop token before `min_tokens`."""
+    sampling = sequence.sampling
+    if sequence.prefill_only:
+        return "prefill", None
+    goes_on = sampling.ignore_eos and sampling.grammar is None  # a grammar allows EOS where nothing else may follow
+    if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not goes_on):
+        return "stop", token_id
+    if sequence.num_output_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
+        return "length", None
+    return None, None
+
+
 class _InFlight(Struct, frozen=True):
     """A submitted batch."""
 
@@ -294,24 +307,12 @@ class Engine:
         """`token`: the last known one of the sequence."""
         if sequence.matcher is not None and sequence.matcher.problem:
             return self._fail(sequence, sequence.matcher.problem)
-        finish, stop_token = self._finish_reason(sequence, token.token_id)
+        finish, stop_token = finish_reason(sequence, token.token_id, self.eos_token_ids)
         if finish is not None:
             self._finish(sequence)
         logprobs = [] if token.logprobs is None else [token.logprobs]
         asked = sequence.take_prompt_logprobs()
         return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token, prompt_logprobs=asked)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str | None, int | None]:
-        """(finish, stop token). Invariant: the sampler gives no stop token before `min_tokens`."""
-        sampling = sequence.sampling
-        if sequence.prefill_only:
-            return "prefill", None
-        goes_on = sampling.ignore_eos and sampling.grammar is None  # a grammar allows EOS where nothing else may follow
-        if token_id in sampling.stop_token_ids or (token_id in self.eos_token_ids and not goes_on):
-            return "stop", token_id
-        if sequence.num_output_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
-            return "length", None
-        return None, None
 
     def _fail(self, sequence: Sequence, problem: str) -> SequenceOutput:
         """Because the KV of a failed step was never committed, freeing the blocks forgets it."""

@@ -76,6 +76,6 @@ class ExternalEngine(VllmEngine):
     def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
         return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)
 
-    def _news(self, item: Item, timestamp_s: float) -> SequenceOutput | None:
-        output = super()._news(item, timestamp_s)
+    def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
+        output = super()._news(sequence, item, timestamp_s)
         return replace(output, refused=True) if output is not None and item.refused else output

@@ -47,7 +47,7 @@ def check_keys(config: ServingConfig) -> None:
     checked by vllm_arguments()."""
     if is_mock(config):
         raise ConfigError("workers.engine", "the mock model is our own engine's: baton, or another model")
-    mixed = config.workers.uses("baton")
+    mixed = config.uses("baton")
     for name in OURS_ALONE:
         if not mixed and getattr(config.engine, name) != getattr(EngineConfig(), name):
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
@@ -61,9 +61,7 @@ def check_keys(config: ServingConfig) -> None:
 
 def shares_kv(config: ServingConfig) -> bool:
     """Whether prompts may run on other workers than the answers."""
-    prefill = config.workers.by_engine("prefill")
-    more = config.planner.enabled and config.planner.limits.max_prefill
-    return "vllm" in prefill and bool(prefill["vllm"] or more)
+    return config.may_have("prefill") and "vllm" in config.workers.by_engine("prefill")
 
 
 def check_sharing(config: ServingConfig) -> None:

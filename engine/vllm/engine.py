@@ -16,7 +16,7 @@ from baton_proto.sampling import TokenLogprobs
 from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
-from engine.vllm.sampling import repeats, vllm_grammar, vllm_sampling
+from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
 
 log = structlog.get_logger()
@@ -83,10 +83,19 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> Sequence | None:
         """Ends a sequence without an output, and returns it; None when there is none."""
+        name = self._name(request_id)
         sequence = self._forget(request_id)
         if sequence is not None:
-            self._send(self._llm.engine_core.abort_requests_async([request_id]))
+            self._send(self._llm.engine_core.abort_requests_async([name]))
         return sequence
+
+    def _name(self, request_id: str) -> str:
+        """vLLM's name for a sequence."""
+        return request_id
+
+    def _named(self, name: str) -> Sequence | None:
+        """None: it is gone."""
+        return self._sequences.get(name)
 
     def _request(self, sequence: Sequence) -> Any:
         """An EngineCoreRequest. Raises what vLLM's checks raise."""
@@ -95,19 +104,22 @@ class VllmEngine:
         from vllm.sampling_params import StructuredOutputsParams
 
         sampling, tokens = sequence.sampling, self._prompt(sequence)
+        arguments = vllm_sampling(sampling, len(tokens) - sequence.num_prompt_tokens, self._eos_token_ids)
         if sequence.prefill_only:
-            arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        else:
-            arguments = vllm_sampling(sampling, len(tokens) - sequence.num_prompt_tokens, self._eos_token_ids)
-            if sampling.grammar is not None:
-                arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
+            arguments |= first_token_alone(arguments)
+        elif sampling.grammar is not None:
+            arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
         arguments |= self._transfer(sequence)
         prompt = TokensPrompt(type="token", prompt_token_ids=tokens)
         if (salt := salt_of(sequence.hash_seed)) is not None:
             prompt["cache_salt"] = salt
         processor = self._llm.input_processor
         return processor.process_inputs(
-            sequence.request_id, prompt, SamplingParams(**arguments), ("generate",), priority=-sequence.priority
+            self._name(sequence.request_id),
+            prompt,
+            SamplingParams(**arguments),
+            ("generate",),
+            priority=-sequence.priority,
         )
 
     def _prompt(self, sequence: Sequence) -> list[int]:
@@ -145,7 +157,8 @@ class VllmEngine:
         """The news of vLLM's next step. Raises what vLLM raises when its core has ended."""
         outputs = await self._llm.engine_core.get_output_async()
         self._note_step(outputs)
-        news = [output for item in outputs.outputs if (output := self._news(item, outputs.timestamp)) is not None]
+        known = [(one, item) for item in outputs.outputs if (one := self._named(item.request_id)) is not None]
+        news = [output for one, item in known if (output := self._news(one, item, outputs.timestamp)) is not None]
         return StepOutput(news, [], num_tokens=len(news))
 
     def take_dead_ends(self) -> list[SequenceOutput]:
@@ -161,30 +174,32 @@ class VllmEngine:
         self.block_manager.num_used = round(stats.kv_cache_usage * self.block_manager.num_blocks)
         self.timed_steps.add(stats, outputs.timestamp, self.context_tokens())
 
-    def _news(self, item: Any, timestamp_s: float) -> SequenceOutput | None:
-        """None for a sequence that is gone, and while its prompt is computed in chunks."""
-        sequence = self._sequences.get(item.request_id)
-        if sequence is None:
-            return None
-        self._note_events(item)
-        if item.new_token_ids and item.request_id in self._waiting:
+    def _news(self, sequence: Sequence, item: Any, timestamp_s: float) -> SequenceOutput | None:
+        """None while nothing is new to the client."""
+        request_id = sequence.request_id
+        self._note_events(request_id, item)
+        if item.new_token_ids and request_id in self._waiting:
             self._note_prompt(sequence, item, timestamp_s)
         finish, stop_token, error = self._finish(item)
-        num_known, goes_on = self._compared(item)
+        num_known, goes_on = self._compared(request_id, item)
         if not goes_on and error is None:
-            self.abort(item.request_id)
-            return SequenceOutput(sequence, [], [], "error", error=OTHER_TURN, refused=True)
+            return self._turned(sequence)
         new, logprobs = item.new_token_ids[num_known:], self._logprobs(sequence, item)[num_known:]
         sequence.token_ids += new
         if finish is not None:
-            self._forget(item.request_id)
+            self._forget(request_id)
         elif not new:
             return None
         return SequenceOutput(sequence, new, logprobs, finish, stop_token, error)
 
-    def _compared(self, item: Any) -> tuple[int, bool]:
+    def _turned(self, sequence: Sequence) -> SequenceOutput | None:
+        """vLLM has computed again what the client has, and has come to other tokens."""
+        self.abort(sequence.request_id)
+        return SequenceOutput(sequence, [], [], "error", error=OTHER_TURN, refused=True)
+
+    def _compared(self, request_id: str, item: Any) -> tuple[int, bool]:
         """How many of these tokens the client has, and whether they are what it has."""
-        known = self._repeated.get(item.request_id)
+        known = self._repeated.get(request_id)
         if not known:
             return 0, True
         again = item.new_token_ids[: len(known)]
@@ -202,12 +217,12 @@ class VllmEngine:
         stop_token = item.new_token_ids[-1] if reason == "stop" and item.new_token_ids else None
         return FINISHES[reason], stop_token, None
 
-    def _note_events(self, item: Any) -> None:
+    def _note_events(self, request_id: str, item: Any) -> None:
         for event in item.events or ():
             name = event.type.name
             self.scheduler.num_preemptions += name == "PREEMPTED"
-            if name == "SCHEDULED" and item.request_id in self._waiting:
-                self._begun_s.setdefault(item.request_id, event.timestamp)
+            if name == "SCHEDULED" and request_id in self._waiting:
+                self._begun_s.setdefault(request_id, event.timestamp)
 
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         """The first token: the prompt is computed."""

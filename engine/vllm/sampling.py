@@ -62,6 +62,11 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
     }
 
 
+def first_token_alone(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What differs in these arguments for an engine that computes the prompt and draws the first token alone."""
+    return {"max_tokens": 1, "min_tokens": min(1, arguments["min_tokens"])}
+
+
 def vllm_grammar(grammar: Grammar) -> dict[str, Any]:
     """Arguments for vllm's StructuredOutputsParams."""
     values: dict[GrammarKind, Any] = {"json_object": True, "choice": list(grammar.choices)}

@@ -43,6 +43,7 @@ class WorkerRecord(Struct, frozen=True):
     tls: bool = False  # whether gRPC and streams speak it
     kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
     heeds_due: bool = False  # whether prompts whose first token is due go before others there
+    engine: Name = ""  # "baton" | "vllm" | "external"
 
 
 def prefill_pairs(start: int, end: int) -> int:

@@ -104,6 +104,7 @@ class StatusView:
             host_blocks_total=load.host_blocks_total,
             disk_blocks_used=load.disk_blocks_used,
             disk_blocks_total=load.disk_blocks_total,
+            engine=record.engine,
         )
 
     def _totals(self) -> pb.Totals:

@@ -9,7 +9,7 @@ def served_model(config: ServingConfig, progress: bool = False) -> ModelFiles:
     """Raises ConfigError when there is no such model, ModelError when it cannot be used."""
     if is_mock(config):
         return mock_files(config.mock, progress)
-    foreign = not config.workers.uses("baton") or (bool(config.external_workers) and not config.workers.count("decode"))
+    foreign = not config.uses("baton") or (bool(config.external_workers) and not config.workers.count("decode"))
     return resolve_model(config.model, progress, foreign=foreign)
 
 

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from baton_proto.planner import PREFILL, ROLES, Role
 from runtime.config.external import ExternalWorkerConfig, check_names
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
@@ -34,7 +35,7 @@ from runtime.config.types import (
     Weight,
     in_order,
 )
-from runtime.config.workers import WorkersConfig
+from runtime.config.workers import WorkerEngine, WorkersConfig
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 
@@ -239,6 +240,17 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def external_worker(self, worker_id: str) -> ExternalWorkerConfig | None:
         """None: we start its engine."""
         return next((worker for worker in self.external_workers if worker.name == worker_id), None)
+
+    def may_have(self, role: Role) -> bool:
+        """Whether workers of the role start with the service, or a planner may add them."""
+        limits = self.planner.limits
+        most = limits.max_prefill if role == PREFILL else limits.max_decode
+        return bool(self.workers.count(role) or (self.planner.enabled and most))
+
+    def uses(self, engine: WorkerEngine) -> bool:
+        """Whether any worker has this engine, or one that a planner adds."""
+        roles = [role for role in ROLES if self.may_have(role) or not self.workers.total]
+        return any(engine in self.workers.by_engine(role) for role in roles)
 
 
 AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")

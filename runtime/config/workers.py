@@ -49,11 +49,6 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def total(self) -> int:
         return sum(map(self.count, ROLES))
 
-    def uses(self, engine: WorkerEngine) -> bool:
-        """Whether any worker has this engine."""
-        roles = [self.by_engine(role) for role in ROLES]
-        return any(role[engine] or not self.total for role in roles if engine in role)
-
     def next_engine(self, role: Role, living: Mapping[WorkerEngine, int]) -> WorkerEngine:
         """Of one more worker beside those that live: the role keeps its proportions (D'Hondt's method)."""
         counts = self.by_engine(role)

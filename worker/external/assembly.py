@@ -102,4 +102,5 @@ def external_assembly(
         refuses=refusal,
         repeats=repeats,
         heeds_due=False,
+        kind="external",
     )

@@ -14,12 +14,13 @@ from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.vllm_kv import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
 from engine.core.batch import Batch, LayerDone, ScheduledSequence
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.core.engine import SequenceOutput, StepOutput, finish_reason
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache
 from engine.vllm.engine import VllmEngine
 from engine.vllm.kv.books import FETCH, PARAMETER, SEND
 from engine.vllm.kv.link import WorkerEnd
+from engine.vllm.sampling import repeats
 from runtime.errors import UnavailableError
 
 
@@ -32,7 +33,9 @@ class SharingEngine(VllmEngine):
         self.link = link
         self._fetching: set[str] = set()  # asked for blocks, and neither admitted nor released
         self._with_vllm: dict[str, Sequence] = {}  # prompts that are sent, whose blocks vLLM keeps
-        self._half_ended: set[str] = set()  # prompts that are sent: computed, or ended by vLLM, but not both yet
+        # Prompts that are sent, and are computed (None) or ended by vLLM (their end), but not both yet.
+        self._half_ended: dict[str, SequenceOutput | None] = {}
+        self._begun_again: set[str] = set()  # behind the first token that another engine drew
         self._chunks: list[Chunk] = []  # of the running step
         self._layer_done: LayerDone | None = None
         self._begun_step_s = 0.0
@@ -60,11 +63,40 @@ class SharingEngine(VllmEngine):
             self._fetching.discard(sequence.request_id)
             self.abort(sequence.request_id)
 
-    def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """vLLM computes the first token again: it takes no token that another engine drew."""
+    def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput | None:
+        """The answer begins with the token that the prefill worker drew. Because vLLM takes no token from another
+        engine, it draws the same one again, which the client does not get. None: vLLM's own is the first."""
         self._fetching.remove(sequence.request_id)
         sequence.status = SequenceStatus.RUNNING
         self.link.send(Arrived(sequence.request_id))
+        if token_id == NO_TOKEN or repeats(sequence.sampling):
+            return None
+        self._repeated[sequence.request_id] = [token_id]
+        sequence.token_ids.append(token_id)
+        finish, stop_token = finish_reason(sequence, token_id, self._eos_token_ids)
+        if finish is not None:
+            sequence.status = SequenceStatus.FINISHED  # and vLLM caches its prompt as it draws the token
+        drawn = [] if logprobs is None else [logprobs]
+        return SequenceOutput(sequence, [token_id], drawn, finish, stop_token)
+
+    def _turned(self, sequence: Sequence) -> SequenceOutput | None:
+        """Two engines draw different tokens where two are as likely but for the last bits. The answer goes on behind
+        the one that the client has, as a replay does."""
+        if repeats(sequence.sampling):
+            return super()._turned(sequence)
+        self.abort(sequence.request_id)
+        sequence.status = SequenceStatus.RUNNING
+        self._begun_again.add(sequence.request_id)
+        self.add(sequence)
+        return None
+
+    def _name(self, request_id: str) -> str:
+        return request_id + AGAIN * (request_id in self._begun_again)
+
+    def _named(self, name: str) -> Sequence | None:
+        """None also for news of what has begun again from before."""
+        sequence = self._sequences.get(name.removesuffix(AGAIN))
+        return sequence if sequence is not None and self._name(sequence.request_id) == name else None
 
     def release(self, sequence: Sequence) -> None:
         """vLLM ends a request whose blocks are bad. Invariant: nobody writes to them any more."""
@@ -132,19 +164,27 @@ class SharingEngine(VllmEngine):
         self._chunks, self._layer_done = [], None
         return ends
 
-    def _half_ends(self, sequence: Sequence) -> SequenceOutput | None:
-        """The prompt is computed, or vLLM has ended it; None: the other one is still to come. Invariant: a prompt is
-        committed only when both have come, because vLLM keeps its blocks from the request's end on, and until then may
-        preempt it. Nobody needs the token that vLLM drew: the decode worker draws it again."""
+    def _half_ends(self, sequence: Sequence, end: SequenceOutput | None = None) -> SequenceOutput | None:
+        """The prompt is computed, or vLLM has ended it (`end`); None: the other one is still to come. Invariant: a
+        prompt is committed only when both have come, because vLLM keeps its blocks from the request's end on, and
+        until then may preempt it."""
         name = sequence.request_id
         if name not in self._half_ended:
-            self._half_ended.add(name)
+            self._half_ended[name] = end
             return None
+        end = end or self._half_ended[name]
         self._forget(name)
-        return SequenceOutput(sequence, [NO_TOKEN], [], "prefill")
+        return end
+
+    def _prompt_end(self, sequence: Sequence, item: Any) -> SequenceOutput:
+        """With the first token, unless the decode worker's vLLM has to draw it."""
+        if repeats(sequence.sampling) or not item.new_token_ids:
+            return SequenceOutput(sequence, [NO_TOKEN], [], "prefill")
+        return SequenceOutput(sequence, item.new_token_ids[:1], self._logprobs(sequence, item)[:1], "prefill")
 
     def _forget(self, request_id: str) -> Sequence | None:
-        self._half_ended.discard(request_id)
+        self._half_ended.pop(request_id, None)
+        self._begun_again.discard(request_id)
         return super()._forget(request_id)
 
     # --- what vLLM says -----------------------------------------------------------------------------------------------
@@ -168,12 +208,15 @@ class SharingEngine(VllmEngine):
                         ends += self._step_ends()
         return StepOutput(ends, []) if news else None
 
-    def _news(self, item: Any, timestamp_s: float) -> SequenceOutput | None:
-        sequence = self._sequences.get(item.request_id)
+    def _news(self, sequence: Sequence, item: Any, timestamp_s: float) -> SequenceOutput | None:
         finish, _, error = self._finish(item)
-        if sequence is None or not sequence.prefill_only or error is not None:
-            return super()._news(item, timestamp_s)
-        return None if finish is None else self._half_ends(sequence)
+        if sequence.status is SequenceStatus.FINISHED:  # with the prefill worker's token
+            end = self._forget if finish is not None else self.abort
+            end(sequence.request_id)
+            return None
+        if not sequence.prefill_only or error is not None:
+            return super()._news(sequence, item, timestamp_s)
+        return None if finish is None else self._half_ends(sequence, self._prompt_end(sequence, item))
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +234,7 @@ class SharingEngine(VllmEngine):
             "is to get its KV without being registered": self._fetching - here.keys(),
             "has blocks for its KV, which nobody brings": remote - self._fetching,
             "sends its KV from blocks that vLLM does not keep": sent - self._with_vllm.keys(),
-            "has ended by half, and sends no KV": self._half_ended - sent,
+            "has ended by half, and sends no KV": self._half_ended.keys() - sent,
         }
         return super().check_integrity() + [f"{name} {what}" for what, names in wrong.items() for name in sorted(names)]
 
@@ -202,3 +245,5 @@ class SharingEngine(VllmEngine):
 
 PREEMPTED = "vLLM preempted the prompt before its KV was sent"
 NO_TOKEN = 0
+"""To the decode worker: its vLLM draws the first token. A first token of this number is drawn there, too."""
+AGAIN = "+"  # behind a request's name in vLLM; no name of a sequence ends so

@@ -21,7 +21,9 @@ EXTERNAL = {
     "replay": "tcp://127.0.0.1:9",
     "api_key_file": "/no/key",
 }
+SHARED = {"url": "nats://127.0.0.1:9"}  # other services may have the workers that this one lacks
 ALONE = {"external_workers": [EXTERNAL], "workers": {"prefill": 0, "decode": 0}}
+NO_PREFILL = {"enabled": True, "limits": {"min_prefill": 0, "max_prefill": 0}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"decode": 0}}, "workers.decode: 0 decode workers can answer nobody: start at least 1"),
     ({"workers": {"prefill": 0, "decode": 0}}, "workers.decode: 0"),
@@ -35,6 +37,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "there is none: set it to 0, or workers.prefill: {vllm: 0}",
     ),
     ({"workers": {"decode": {"baton": 1, "vllm": 1}}}, "workers.python: names the interpreter of the environment"),
+    (
+        {"workers": {"prefill": 1, "decode": {"vllm": 0}}, "planner": {"enabled": True}, "nats": SHARED},
+        "workers.python: names the interpreter of the environment",
+    ),
+    (
+        {
+            "workers": {"prefill": 0, "decode": {"vllm": 1}, "python": sys.executable},
+            "planner": {"enabled": True},
+            "engine": {"block_size": 32, "prefill_tensor_parallel": 8},
+            "nats": SHARED,
+        },
+        "engine.tensor_parallel: ",
+    ),
     ({"workers": {"host": "no.such.host.invalid"}}, "workers.host: 'no.such.host.invalid'"),
     ({"workers": {"host": "192.0.2.1"}}, "workers.host: '192.0.2.1': Cannot assign"),
     ({"engine": {"device": "cuda"}}, "engine.device: 'cuda'"),
@@ -88,8 +103,9 @@ def test_up_refuses_before_it_starts_a_process(
         {},
         {"workers": {"prefill": 0}},
         {"workers": {"decode": 0}, "planner": {"enabled": True}},  # the planner starts one
-        {"workers": {"decode": 0}, "nats": {"url": "nats://127.0.0.1:4222"}},  # others may run them
-        {"workers": {"prefill": {"vllm": 1}, "python": sys.executable}, "nats": {"url": "nats://127.0.0.1:4222"}},
+        {"workers": {"decode": 0}, "nats": SHARED},  # others may run them
+        {"workers": {"prefill": {"vllm": 1}, "python": sys.executable}, "nats": SHARED},
+        {"workers": {"prefill": 0, "decode": {"vllm": 1}, "python": sys.executable}, "planner": NO_PREFILL},
         {
             "workers": {"decode": {"baton": 1, "vllm": 1}, "python": sys.executable},
             "engine": {"host_kv_memory": "1MiB"},

@@ -136,8 +136,8 @@ def test_a_role_without_workers_gets_one_engine_in_each_process(prefill: Any, en
 
 
 def test_a_service_that_begins_without_workers_uses_the_engines_that_its_roles_name() -> None:
-    workers = parse_config({"workers": {"prefill": {"vllm": 0}, "decode": {"vllm": 0}}}).workers
-    assert (workers.uses("vllm"), workers.uses("baton")) == (True, False)
+    config = parse_config({"workers": {"prefill": {"vllm": 0}, "decode": {"vllm": 0}}})
+    assert (config.uses("vllm"), config.uses("baton")) == (True, False)
 
 
 def test_a_worker_with_our_engine_does_not_count_prefill_workers_with_vllm_as_its_own() -> None:

@@ -88,7 +88,7 @@ async def view() -> AsyncIterator[View]:
 
 async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: View) -> None:
     async with ScriptedWorker("d0", incarnation=3) as decode, ScriptedWorker("a0", "prefill") as prefill:
-        view.pool.apply(decode.added())
+        view.pool.apply(Change("added", replace(decode.record(), engine="vllm")))
         view.pool.apply(prefill.added("draining"))
         await view.connected("d0")
         await view.connected("a0")
@@ -99,6 +99,7 @@ async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: Vi
         assert (second.blocks_used, second.blocks_cached, second.blocks_total) == (7, 9, 200)
         assert (second.running, second.waiting, second.leases, second.last_event_id) == (2, 1, 3, 4)
         assert (second.address, second.note) == (decode.address, "")
+        assert (first.engine, second.engine) == ("", "vllm"), "as each has announced it"
         assert view.seen == [(("d0", 3), LOAD)]
 
 

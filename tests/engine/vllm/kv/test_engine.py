@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_proto.sampling import SamplingParams
+from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.vllm_kv import (
     Arrived,
     CacheMemory,
@@ -21,10 +21,10 @@ from baton_proto.vllm_kv import (
     StepBegins,
 )
 from engine.core.batch import Batch
-from engine.core.engine import StepOutput
+from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache
-from engine.vllm.kv.engine import SharingEngine
+from engine.vllm.kv.engine import NO_TOKEN, SharingEngine
 from engine.vllm.kv.link import VllmEnd, WorkerEnd
 from runtime.errors import UnavailableError
 from tests.engine.vllm.test_engine import Core, item, step
@@ -45,10 +45,23 @@ class Scene:
         self.core = Core()
         llm: Any = SimpleNamespace(engine_core=self.core)
         self.engine = SharingEngine(llm, VllmCache(BLOCK, 10), frozenset({2}), link)
-        self.engine._request = lambda one: (one.request_id, self.engine._transfer(one))  # type: ignore[method-assign]
+        self.engine._request = self._request  # type: ignore[method-assign]
         self.layers: list[int] = []
         self.batches: list[list[tuple[str, int, list[int]]]] = []
         self.engine.on_batch = self._batch
+
+    def _request(self, one: Sequence) -> tuple[str, Any]:
+        return self.engine._name(one.request_id), self.engine._transfer(one)
+
+    async def news(self, *outputs: Any) -> list[SequenceOutput]:
+        """Of one step of vLLM's."""
+        self.core.outputs.put_nowait(step(*outputs))
+        return (await self.engine.next_step()).outputs
+
+    def fetched(self, one: Sequence) -> None:
+        """Reserves it, so that its KV may arrive."""
+        self.engine.reserve(one)
+        self.say(Reserved(one.request_id, [7, 3, 5], 4))
 
     def _batch(self, batch: Batch) -> Any:
         self.batches.append([(one.sequence.request_id, one.end, [*one.sequence.block_table]) for one in batch.items])
@@ -70,8 +83,9 @@ async def scene(tmp_path: Path) -> Any:
     scene.vllm.close()
 
 
-def sequence(name: str, *, sent: bool = False) -> Sequence:
-    return Sequence(name, [*PROMPT], len(PROMPT), SamplingParams(max_tokens=9), prefill_only=sent, pinned=sent)
+def sequence(name: str, *, sent: bool = False, max_tokens: int = 9, **sampling: Any) -> Sequence:
+    wanted = SamplingParams(max_tokens=max_tokens, **sampling)
+    return Sequence(name, [*PROMPT], len(PROMPT), wanted, prefill_only=sent, pinned=sent)
 
 
 async def test_a_fetching_request_gets_its_blocks_waits_for_its_kv_and_decodes(scene: Scene) -> None:
@@ -84,11 +98,92 @@ async def test_a_fetching_request_gets_its_blocks_waits_for_its_kv_and_decodes(s
     scene.say(Reserved("one", [7, 3, 5], 4))
     assert scene.engine.reserve(one)
     assert (one.status, one.block_table, one.num_computed_tokens) == (SequenceStatus.REMOTE, [7, 3, 5], 4)
-    scene.engine.admit(one, 0, None)
+    assert scene.engine.admit(one, NO_TOKEN, None) is None
     assert scene.vllm.news() == [Arrived("one")]
-    scene.core.outputs.put_nowait(step(item("one", [8])))
-    (out,) = (await scene.engine.next_step()).outputs
+    (out,) = await scene.news(item("one", [8]))
     assert (out.token_ids, one.num_cached_tokens) == ([8], 4), "what came from another worker was not cached here"
+
+
+async def test_an_answer_begins_with_the_prefill_workers_token_which_vllm_draws_again_for_itself(scene: Scene) -> None:
+    one, logprobs = sequence("one"), TokenLogprobs(-0.5, [])
+    scene.fetched(one)
+    first = scene.engine.admit(one, 8, logprobs)
+    assert first is not None
+    assert (first.token_ids, first.logprobs, first.finish) == ([8], [logprobs], None)
+    assert scene.vllm.news() == [Arrived("one")]
+    assert not await scene.news(item("one", [8])), "the client has it"
+    (second,) = await scene.news(item("one", [4]))
+    assert (second.token_ids, one.token_ids) == ([4], [*PROMPT, 8, 4])
+    assert scene.engine.check_integrity() == []
+
+
+@pytest.mark.parametrize("finish", [None, "stop"])
+async def test_where_vllm_draws_another_first_token_the_answer_goes_on_from_the_clients(
+    scene: Scene, finish: str | None
+) -> None:
+    one = sequence("one")
+    scene.fetched(one)
+    scene.engine.admit(one, 8, None)
+    assert not await scene.news(item("one", [9], finish))
+    await asyncio.sleep(0)
+    assert scene.core.sent[1:] == [("abort", ["one"]), ("add", ("one+", {}))], "as a request of its own"
+    assert scene.engine.check_integrity() == []
+    assert not await scene.news(item("one", [5])), "a step that was under way"
+    (out,) = await scene.news(item("one+", [4]))
+    assert (out.token_ids, one.token_ids) == ([4], [*PROMPT, 8, 4])
+    scene.engine.abort("one")
+    await asyncio.sleep(0)
+    assert scene.core.sent[-1] == ("abort", ["one+"])
+    assert not await scene.news(item("one+", [6]))
+
+
+@pytest.mark.parametrize(
+    ("token", "max_tokens", "finish", "drawn"),
+    [(2, 9, "stop", item("one", [2], "stop")), (8, 1, "length", item("one", [8], "length"))],
+    ids=["a stop token", "the only one"],
+)
+async def test_a_first_token_that_ends_the_answer_ends_it_and_vllm_ends_it_for_itself(
+    scene: Scene, token: int, max_tokens: int, finish: str, drawn: Any
+) -> None:
+    one = sequence("one", max_tokens=max_tokens)
+    scene.fetched(one)
+    out = scene.engine.admit(one, token, None)
+    assert out is not None
+    assert (out.finish, out.stop_token) == (finish, token if finish == "stop" else None)
+    assert scene.engine.load().running + scene.engine.load().waiting == 1, "vLLM has it"
+    assert not await scene.news(drawn)
+    await asyncio.sleep(0)
+    assert [what for what, _ in scene.core.sent] == ["add"]
+    assert scene.engine.load().running + scene.engine.load().waiting == 0
+
+
+async def test_an_ended_answer_that_vllm_would_go_on_with_is_aborted(scene: Scene) -> None:
+    one = sequence("one")
+    scene.fetched(one)
+    scene.engine.admit(one, 2, None)
+    assert not await scene.news(item("one", [9]))
+    await asyncio.sleep(0)
+    assert scene.core.sent[-1] == ("abort", ["one"])
+    assert scene.engine.load().waiting == 0
+
+
+async def test_a_first_token_whose_turn_could_not_be_repaired_is_vllms_own(scene: Scene) -> None:
+    one = sequence("one", presence_penalty=0.5)
+    scene.fetched(one)
+    assert scene.engine.admit(one, 8, None) is None
+    (out,) = await scene.news(item("one", [9]))
+    assert out.token_ids == [9]
+
+
+@pytest.mark.parametrize(("penalty", "token"), [(0.0, 8), (0.5, NO_TOKEN)])
+async def test_a_prompts_end_brings_the_token_that_the_answer_may_begin_with(
+    scene: Scene, penalty: float, token: int
+) -> None:
+    one = sequence("one", sent=True, frequency_penalty=penalty)
+    scene.engine.add(one)
+    scene.say(StepBegins([Chunk("one", 0, 10, [6, 2, 9])]), LayerComputed(0), LayerComputed(1, ends=True))
+    (end,) = await scene.news(item("one", [8], "stop"))
+    assert (end.token_ids, end.finish) == ([token], "prefill")
 
 
 async def test_blocks_whose_kv_does_not_come_are_refused_and_only_those_behind_the_prefix(scene: Scene) -> None:
@@ -122,7 +217,8 @@ async def test_the_layers_of_a_step_reach_the_batch_and_the_last_chunk_ends_the_
     assert not (await scene.engine.next_step()).outputs, "vLLM's own end may overtake the last layers"
     assert scene.engine.check_integrity() == []
     (end,) = scene.say(LayerComputed(1, ends=True)).outputs
-    assert (end.finish, one.num_cached_tokens, scene.engine.num_prompt_tokens) == ("prefill", 4, 6)
+    assert (end.finish, end.token_ids, one.num_cached_tokens) == ("prefill", [8], 4)
+    assert scene.engine.num_prompt_tokens == 6
     assert scene.batches == [[("one", 7, [6, 2])], [("one", 10, [6, 2, 9])]]
     assert scene.vllm.news() == []
     scene.engine.unpin(one)
@@ -183,7 +279,7 @@ async def test_books_that_are_wrong_are_told(scene: Scene) -> None:
     assert scene.engine.check_integrity() == []
     scene.engine._fetching = {"stranger"}
     del scene.engine._with_vllm["sent"]
-    scene.engine._half_ended.add("fetched")
+    scene.engine._half_ended["fetched"] = None
     assert scene.engine.check_integrity() == [
         "stranger is to get its KV without being registered",
         "fetched has blocks for its KV, which nobody brings",
