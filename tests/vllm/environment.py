@@ -9,6 +9,9 @@ from runtime.checkpoint.model_files import resolve_model
 from tests.test_packaging import ROOT
 
 VARIABLE = "BATON_VLLM_PYTHON"
+START_S = 900.0  # an engine takes a minute to start, and longer where several share two cores with others
+PATIENCE_S = 300.0  # for anything else: how fast a machine is decides nothing
+LIMIT_S = 3600.0  # of a test
 
 
 def vllm_python() -> Path | None:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.vllm.environment import smollm2, variables
+from tests.vllm.environment import PATIENCE_S, START_S, smollm2, variables
 
 MODEL = "smollm2"
 BLOCK = 32  # what vLLM's attention on a CPU can do is multiples of 32
 NUM_BLOCKS = 24  # few, so that prompts evict each other
 MAX_MODEL_LEN = 512
-START_TIMEOUT_S = 400.0
 
 
 class VllmServer:
@@ -35,7 +34,7 @@ class VllmServer:
         self._python = python
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
-        self._client = httpx.AsyncClient(base_url=self.address, timeout=60)
+        self._client = httpx.AsyncClient(base_url=self.address, timeout=PATIENCE_S)
 
     @property
     def address(self) -> str:
@@ -77,7 +76,7 @@ class VllmServer:
                 env=variables(),
                 start_new_session=True,
             )
-        async with asyncio.timeout(START_TIMEOUT_S):
+        async with asyncio.timeout(START_S):
             while not await self._serves():
                 if self._process.returncode is not None:
                     raise AssertionError(self._log_file.read_text()[-4000:])

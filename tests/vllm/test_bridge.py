@@ -14,9 +14,10 @@ from runtime.end_task import end_tasks
 from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import TTL_S, Router
+from tests.vllm.environment import LIMIT_S, PATIENCE_S
 from tests.vllm.server import BLOCK, MODEL, NUM_BLOCKS, VllmServer, prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 
 class Scene:
@@ -42,7 +43,7 @@ class Scene:
     async def until_found(self, token_ids: list[int], count: int) -> None:
         assert self.running is not None
         running = self.running
-        await self.router.until(lambda: self.found(token_ids) == count or running.done(), timeout_s=30)
+        await self.router.until(lambda: self.found(token_ids) == count or running.done(), timeout_s=PATIENCE_S)
         assert self.found(token_ids) == count
 
     async def close(self) -> None:

@@ -18,18 +18,21 @@ from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, UnavailableError
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, greedy
+from tests.spine.prompts import greedy
 from tests.spine.worker_view import inspect, until_idle, until_running, until_tree_is_right, until_used
+from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
+from tests.vllm.mid_stream import killed_in_mid_stream
 from tests.vllm.server import BLOCK, VllmServer, prompt
 from tests.vllm.test_workers import (
     a_grammar_is_kept,
+    ask,
     every_sampling_parameter_is_taken,
     text,
     whoever_leaves_frees_the_engine,
 )
 from worker.external.agreement import agreed
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 FLAGS = ("--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}')
 FILES = resolve_model("smollm2")
@@ -100,24 +103,24 @@ async def answers_are_those_of_transformers(service: Service, oracle: Oracle) ->
     requests = [greedy(one, 12) for one in prompts]
     for priority, request in enumerate(requests):
         request.priority = priority % 3
-    answers = await asyncio.gather(*(service.client.generate(request, 60) for request in requests))
+    answers = await asyncio.gather(*(service.client.generate(request, PATIENCE_S) for request in requests))
     assert [answer.token_ids for answer in answers] == [oracle.greedy(one, 12) for one in prompts]
     assert {answer.served_by[0].decode_worker for answer in answers} == {"gpu_one", "gpu_two"}
-    await until_idle(service)
-    await until_tree_is_right(service)
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
 
 
 async def a_second_question_finds_the_first_ones_blocks(service: Service) -> None:
     """Prompts are long, because by the profile that a router begins with short ones cost nothing to compute again."""
     chats = [text(100 + number, 14 * BLOCK) for number in range(4)]
-    first = [await ask(service.client, chat, 2 * BLOCK, ignore_eos=True) for chat in chats]
-    await until_idle(service)
-    await until_tree_is_right(service)
+    first = [await ask(service, chat, 2 * BLOCK, ignore_eos=True) for chat in chats]
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
     for chat, before in zip(chats, first, strict=True):
-        answer = await ask(service.client, [*chat, *before.token_ids, 504, 3575], 2)
+        answer = await ask(service, [*chat, *before.token_ids, 504, 3575], 2)
         assert answer.served_by[0].decode_worker == before.served_by[0].decode_worker
         assert answer.usage.cached_tokens >= 15 * BLOCK, "prompt and answer but for the last block"
-    await until_idle(service)
+    await until_idle(service, PATIENCE_S)
     compared = await service.client.diff(pb.DiffRequest(), 10)
     assert [(worker.missing, worker.extra, worker.changed) for worker in compared] == [(0, 0, 0)] * 2
     assert sum(worker.worker_blocks for worker in compared) >= 4 * 15
@@ -125,64 +128,54 @@ async def a_second_question_finds_the_first_ones_blocks(service: Service) -> Non
 
 async def requests_of_others_count_in_the_load(service: Service, server: VllmServer) -> None:
     theirs = asyncio.create_task(server.complete(prompt(3), 400))
-    await until_running(service, "gpu_one")
+    await until_running(service, "gpu_one", PATIENCE_S)
     load = (await inspect(service, "gpu_one")).load
     assert (load.running, load.waiting) == (1, 0)
     assert load.blocks_used >= 3
     assert load.blocks_total == 256
-    async with asyncio.timeout(30):  # for the router to hear of it
+    async with asyncio.timeout(PATIENCE_S):  # for the router to hear of it
         while not any(worker.running for worker in (await service.client.status(5)).workers):
             await asyncio.sleep(0.05)
-    answer = await ask(service.client, text(400, 20), 2)
+    answer = await ask(service, text(400, 20), 2)
     assert answer.served_by[0].decode_worker == "gpu_two", "it is the less busy one"
     theirs.cancel()
     await asyncio.gather(theirs, return_exceptions=True)
-    await until_idle(service)
+    await until_idle(service, PATIENCE_S)
 
 
 async def a_killed_server_costs_no_token_and_is_found_again(
     service: Service, oracle: Oracle, server: VllmServer
 ) -> None:
     before = await incarnation(service, "gpu_one")
-    answers = await killed_in_mid_stream(service, oracle, server)
+    answers = await goes_on_elsewhere(service, oracle, server)
     assert {answer.served_by[0].decode_worker for answer in answers} == {"gpu_two"}
     await until_status(service, {"gpu_two"})
     await server.start()
-    await until_used(service, 120)
+    await until_used(service, START_S)
     assert await incarnation(service, "gpu_one") > before
     chat = text(500, 3 * BLOCK)
-    await asyncio.gather(*(ask(service.client, [*chat, number], 4) for number in range(8)))
-    found = [await ask(service.client, [*text(510 + number, 2 * BLOCK), 7], 4) for number in range(6)]
+    await asyncio.gather(*(ask(service, [*chat, number], 4) for number in range(8)))
+    found = [await ask(service, [*text(510 + number, 2 * BLOCK), 7], 4) for number in range(6)]
     assert "gpu_one" in {answer.served_by[0].decode_worker for answer in found}, "it takes requests again"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while any(worker.missing or worker.extra for worker in await service.client.diff(pb.DiffRequest(), 10)):
             await asyncio.sleep(0.1)
 
 
 async def a_lost_server_leaves_its_requests_to_our_engine(service: Service, oracle: Oracle, server: VllmServer) -> None:
     """In a service that has both."""
-    answers = await killed_in_mid_stream(service, oracle, server)
+    answers = await goes_on_elsewhere(service, oracle, server)
     assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-1"}
     await until_status(service, {"decode-1"})
 
 
-async def killed_in_mid_stream(service: Service, oracle: Oracle, server: VllmServer) -> list[Answer]:
-    """Kills the server when all requests, of which it has some, have begun to answer."""
+async def goes_on_elsewhere(service: Service, oracle: Oracle, server: VllmServer) -> list[Answer]:
+    """The server is killed while it answers."""
     prompts = [text(200 + number, 40) for number in range(6)]
-    begun: set[int] = set()
-
-    async def stream(number: int) -> Answer:
-        def note(_: pb.Piece) -> None:
-            begun.add(number)
-            if len(begun) == len(prompts):
-                server.kill()
-
-        return await service.client.generate(greedy(prompts[number], 60, ignore_eos=True), 120, note)
-
-    answers = await asyncio.gather(*map(stream, range(len(prompts))))
+    requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts]
+    answers = await killed_in_mid_stream(service, requests, "gpu_one", server.kill)
     expected = [oracle.greedy(one, 60, ignore_eos=True) for one in prompts]
     assert [answer.token_ids for answer in answers] == expected
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
     return answers
 
 
@@ -192,6 +185,6 @@ async def incarnation(service: Service, worker_id: str) -> int:
 
 
 async def until_status(service: Service, worker_ids: set[str]) -> None:
-    async with asyncio.timeout(45):
+    async with asyncio.timeout(PATIENCE_S):
         while {worker.worker_id for worker in (await service.client.status(5)).workers} != worker_ids:
             await asyncio.sleep(0.05)

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.errors import ModelError
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, greedy, random_prompt
+from tests.spine.prompts import greedy, random_prompt
 from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
-from tests.vllm.test_workers import BLOCK, sections, text
+from tests.vllm.environment import LIMIT_S, PATIENCE_S
+from tests.vllm.mid_stream import killed_in_mid_stream
+from tests.vllm.test_workers import BLOCK, ask, sections, text
 
-TOKENS = 40
+TOKENS = 60
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 
 def write_tiny_gpt2(folder: Path) -> Path:
@@ -46,12 +46,12 @@ async def test_a_model_that_our_engine_has_not_is_served_exactly(vllm_python: Pa
     settings = sections(vllm_python) | {"engine": {"block_size": BLOCK, "kv_memory": "64MiB"}}
     async with running_service(folder, 0, 1, **settings) as service:
         prompts = [random_prompt(length, seed=length) for length in (1, 31, 32, 33, 200)]
-        answers = await asyncio.gather(*(ask(service.client, prompt, 16) for prompt in prompts))
+        answers = await asyncio.gather(*(ask(service, prompt, 16) for prompt in prompts))
         assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 16) for prompt in prompts]
-        again = await ask(service.client, [*prompts[-1], 5], 4)
+        again = await ask(service, [*prompts[-1], 5], 4)
         assert again.usage.cached_tokens == 192
-        await until_idle(service)
-        await until_tree_is_right(service)
+        await until_idle(service, PATIENCE_S)
+        await until_tree_is_right(service, PATIENCE_S)
 
 
 async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -> None:
@@ -65,21 +65,11 @@ async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -
 
 
 async def a_killed_decode_worker_costs_no_token(service: Service, oracle: Oracle, lost: str, left: str) -> None:
-    """Kills the one worker as soon as every prompt has an answer that has begun; the other one ends them all."""
+    """The one worker is killed while it answers; the other one ends all answers."""
     prompts = [text(300 + number, 40) for number in range(6)]
-    begun: set[int] = set()
-
-    async def stream(number: int) -> Answer:
-        def note(_: pb.Piece) -> None:
-            begun.add(number)
-            if len(begun) == len(prompts) and lost in service.workers("decode"):
-                service.kill(lost)
-
-        return await service.client.generate(greedy(prompts[number], TOKENS, ignore_eos=True), 120, note)
-
-    answers = await asyncio.gather(*map(stream, range(len(prompts))))
+    requests = [greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
+    answers = await killed_in_mid_stream(service, requests, lost, lambda: service.kill(lost))
     expected = [oracle.greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
     assert {answer.served_by[0].decode_worker for answer in answers} == {left}
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    await until_gone(service, lost)
+    await until_gone(service, lost, PATIENCE_S)

@@ -15,11 +15,14 @@ from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from tests.service import Service, running_service
+from tests.spine import prompts as spine_prompts
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import ask, greedy
+from tests.spine.prompts import greedy
 from tests.spine.worker_view import first_running, inspect, until_gone, until_idle, until_tree_is_right, until_used
+from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
+from tests.vllm.mid_stream import killed_in_mid_stream
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 BLOCK = 32
 CHAT_BLOCKS = 20
@@ -29,7 +32,7 @@ PENALIZED = {"presence_penalty": 0.5, "frequency_penalty": 0.5}
 
 def sections(python: Path) -> dict[str, Any]:
     return {
-        "workers": {"engine": "vllm", "python": str(python), "ready_timeout_s": 400.0},
+        "workers": {"engine": "vllm", "python": str(python), "ready_timeout_s": START_S},
         "engine": {"block_size": BLOCK, "kv_memory": "256MiB", "max_model_len": 1024, "cache_salt": "a test's own"},
         "vllm": {"seed": 1},
     }
@@ -38,6 +41,10 @@ def sections(python: Path) -> dict[str, Any]:
 def text(number: int, length: int) -> list[int]:
     """Token ids of ordinary words, other ones for each number."""
     return [2000 + (number * 977 + at * at * 31) % 20_000 for at in range(length)]
+
+
+async def ask(service: Service, prompt: list[int], max_tokens: int, **options: Any) -> Answer:
+    return await spine_prompts.ask(service.client, prompt, max_tokens, **{"timeout_s": PATIENCE_S} | options)
 
 
 async def test_a_service_of_vllm_workers(vllm_python: Path) -> None:
@@ -62,25 +69,25 @@ async def test_a_service_of_vllm_workers(vllm_python: Path) -> None:
 async def answers_are_those_of_transformers(service: Service, oracle: Oracle) -> None:
     """Also those of many at once, which share steps."""
     prompts = [text(number, length) for number, length in enumerate((1, 2, 31, 32, 33, 64, 100, 257))]
-    answers = await asyncio.gather(*(ask(service.client, prompt, 12) for prompt in prompts))
+    answers = await asyncio.gather(*(ask(service, prompt, 12) for prompt in prompts))
     assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 12) for prompt in prompts]
     assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-1", "decode-2"}
-    await until_idle(service)
-    await until_tree_is_right(service)
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
 
 
 async def a_second_question_finds_the_first_ones_blocks(service: Service) -> None:
     """Prompts are long, so that computing one again costs more than any noise of two cores."""
     chats = [text(100 + number, CHAT_BLOCKS * BLOCK) for number in range(4)]
-    first = [await ask(service.client, chat, 2 * BLOCK, ignore_eos=True) for chat in chats]
-    await until_idle(service)
-    await until_tree_is_right(service)
+    first = [await ask(service, chat, 2 * BLOCK, ignore_eos=True) for chat in chats]
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
     for chat, before in zip(chats, first, strict=True):
-        answer = await ask(service.client, [*chat, *before.token_ids, 504, 3575], 2)
+        answer = await ask(service, [*chat, *before.token_ids, 504, 3575], 2)
         assert answer.served_by[0].decode_worker == before.served_by[0].decode_worker
         assert answer.usage.cached_tokens >= (CHAT_BLOCKS + 1) * BLOCK, "prompt and answer but for the last block"
-    await until_idle(service)
-    await until_tree_is_right(service)
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
     for worker in await service.client.diff(pb.DiffRequest(), 10):
         assert (worker.missing, worker.extra, worker.changed) == (0, 0, 0), worker
         assert worker.worker_blocks > 0
@@ -91,27 +98,27 @@ async def every_sampling_parameter_is_taken(service: Service, tokenizer: Tokeniz
     twice = [await ask_any(service, prompt, max_tokens=12, seed=5, **SAMPLED) for _ in range(2)]
     assert twice[0].token_ids == twice[1].token_ids, "the seed decides"
     await ask_any(service, prompt, max_tokens=8, temperature=0.0, **PENALIZED)
-    plain = await ask(service.client, prompt, 8, ignore_eos=True)
-    banned = await ask(service.client, prompt, 8, ignore_eos=True, logit_bias={plain.token_ids[0]: -100.0})
+    plain = await ask(service, prompt, 8, ignore_eos=True)
+    banned = await ask(service, prompt, 8, ignore_eos=True, logit_bias={plain.token_ids[0]: -100.0})
     assert banned.token_ids[0] != plain.token_ids[0]
-    stopped = await ask(service.client, prompt, 8, stop_token_ids=[plain.token_ids[2]])
+    stopped = await ask(service, prompt, 8, stop_token_ids=[plain.token_ids[2]])
     assert stopped.token_ids == plain.token_ids[: plain.token_ids.index(plain.token_ids[2]) + 1]
     assert stopped.choices[0].finish_reason == "stop"
-    longer = await ask(service.client, prompt, 8, stop_token_ids=[plain.token_ids[2]], min_tokens=6)
+    longer = await ask(service, prompt, 8, stop_token_ids=[plain.token_ids[2]], min_tokens=6)
     assert len(longer.token_ids) >= 6
-    told = await ask(service.client, prompt, 4, logprobs=3, ignore_eos=True)
+    told = await ask(service, prompt, 4, logprobs=3, ignore_eos=True)
     assert [len(token.top) for token in told.choices[0].logprobs] == [3] * 4
     assert all(token.top[0].logprob == pytest.approx(token.logprob) for token in told.choices[0].logprobs)
-    many = await ask(service.client, prompt, 4, n=2)
+    many = await ask(service, prompt, 4, n=2)
     assert len(many.choices) == 2
     word = tokenizer.decode([plain.token_ids[3]])
-    cut = await ask(service.client, prompt, 8, ignore_eos=True, stop=[word])
+    cut = await ask(service, prompt, 8, ignore_eos=True, stop=[word])
     assert word not in cut.choices[0].text
 
 
 async def ask_any(service: Service, prompt: list[int], **options: Any) -> Answer:
-    sampling = pb.SamplingOptions(**options)
-    return await service.client.generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling), 60)
+    request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=pb.SamplingOptions(**options))
+    return await service.client.generate(request, PATIENCE_S)
 
 
 async def a_grammar_is_kept(service: Service) -> None:
@@ -121,45 +128,45 @@ async def a_grammar_is_kept(service: Service) -> None:
         (pb.Grammar(regex="[ab]{3}"), lambda said: len(said) == 3 and set(said) <= {"a", "b"}),
         (pb.Grammar(choice=pb.Alternatives(texts=["yes", "no"])), lambda said: said in ("yes", "no")),
     ):
-        answer = await ask(service.client, text(9, 10), 120, grammar=grammar)
+        answer = await ask(service, text(9, 10), 120, grammar=grammar)
         assert fits(answer.choices[0].text), answer.choices[0].text
 
 
 async def whoever_leaves_frees_the_engine(service: Service) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
-        await ask(service.client, text(11, 50), 900, timeout_s=1.0, ignore_eos=True)
-    await until_idle(service)
+        await ask(service, text(11, 50), 900, timeout_s=1.0, ignore_eos=True)
+    await until_idle(service, PATIENCE_S)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await ask(service.client, text(11, 50), 2000)
+        await ask(service, text(11, 50), 2000)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def a_sleeper_forgets_and_serves_again(service: Service, oracle: Oracle) -> None:
     prompt = text(13, 3 * BLOCK)
-    await asyncio.gather(*(ask(service.client, [*prompt, number], 1) for number in range(8)))
+    await asyncio.gather(*(ask(service, [*prompt, number], 1) for number in range(8)))
     slept = await service.client.sleep("decode-1")
     assert (slept.state, list(slept.asleep)) == ("sleeping", ["weights", "kv_cache"])
-    await until_tree_is_right(service)
+    await until_tree_is_right(service, PATIENCE_S)
     shown = {one.worker_id: one for one in (await service.client.status(5)).workers}
     assert shown["decode-1"].blocks_in_tree == 0
-    answer = await ask(service.client, prompt, 4)
+    answer = await ask(service, prompt, 4)
     assert answer.served_by[0].decode_worker == "decode-2"
     assert (await service.client.wake("decode-1")).state == "ready"
-    await until_used(service)
+    await until_used(service, PATIENCE_S)
     await service.client.sleep("decode-2")
-    again = await ask(service.client, prompt, 4)
+    again = await ask(service, prompt, 4)
     assert again.served_by[0].decode_worker == "decode-1"
     assert again.usage.cached_tokens == 0
     assert again.token_ids == answer.token_ids == oracle.greedy(prompt, 4)
     await service.client.wake("decode-2")
-    await until_used(service)
-    await until_idle(service)
-    await until_tree_is_right(service)
+    await until_used(service, PATIENCE_S)
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
 
 
 async def the_load_and_the_steps_are_told(service: Service) -> None:
-    answering = asyncio.create_task(ask(service.client, text(17, 3 * BLOCK), 200, ignore_eos=True))
-    worker_id = await first_running(service, service.workers("decode"))
+    answering = asyncio.create_task(ask(service, text(17, 3 * BLOCK), 200, ignore_eos=True))
+    worker_id = await first_running(service, service.workers("decode"), PATIENCE_S)
     load = (await inspect(service, worker_id)).load
     assert load.running == 1
     assert load.blocks_used >= 3
@@ -171,33 +178,21 @@ async def the_load_and_the_steps_are_told(service: Service) -> None:
 
 async def a_killed_process_costs_no_token(service: Service, oracle: Oracle) -> None:
     """First a worker itself, then the engine behind another one."""
-    await killed_in_mid_stream(service, oracle, "decode-1", service.pid("decode-1"))
+    await goes_on_elsewhere(service, oracle, "decode-1", service.pid("decode-1"))
     await service.start_worker("decode")
-    await until_used(service)
+    await until_used(service, PATIENCE_S)
     core = next(one for one in psutil.Process(service.pid("decode-2")).children() if "EngineCore" in one.name())
-    await killed_in_mid_stream(service, oracle, "decode-2", core.pid)
+    await goes_on_elsewhere(service, oracle, "decode-2", core.pid)
 
 
-async def killed_in_mid_stream(service: Service, oracle: Oracle, worker_id: str, pid: int) -> None:
-    """Kills the process when each worker has begun to answer."""
+async def goes_on_elsewhere(service: Service, oracle: Oracle, worker_id: str, pid: int) -> None:
     prompts = [text(200 + number, 40) for number in range(6)]
     penalized = [greedy(text(210 + number, 40), 60, ignore_eos=True, **PENALIZED) for number in range(2)]
-    undisturbed = [(await service.client.generate(one, 120)).token_ids for one in penalized]
+    undisturbed = [(await service.client.generate(one, PATIENCE_S)).token_ids for one in penalized]
     requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + penalized
-    begun: set[int] = set()
-
-    async def stream(number: int) -> Answer:
-        def note(_: pb.Piece) -> None:
-            begun.add(number)
-            if len(begun) == len(requests) and psutil.pid_exists(pid):
-                psutil.Process(pid).kill()
-
-        return await service.client.generate(requests[number], 120, note)
-
-    answers = await asyncio.gather(*map(stream, range(len(requests))))
+    answers = await killed_in_mid_stream(service, requests, worker_id, psutil.Process(pid).kill)
     expected = [oracle.greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + undisturbed
     assert [answer.token_ids for answer in answers] == expected
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    await until_gone(service, worker_id)
-    await until_idle(service)
-    await until_tree_is_right(service)
+    await until_gone(service, worker_id, PATIENCE_S)
+    await until_idle(service, PATIENCE_S)
+    await until_tree_is_right(service, PATIENCE_S)
