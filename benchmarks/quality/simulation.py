@@ -105,8 +105,11 @@ class Router:
     def question(self, request: TraceRequest) -> Question:
         match = self.tree.find(request.block_hashes)
         facts = (match, self._expected.outlook(match, request.block_hashes))
-        prefills, decodes = (candidates(self.ledger, keys, *facts) for keys in (self._prefill, self._decode))
-        facts_of = Request(request.prompt_tokens, self._block_size, is_dated=self._due_ms < math.inf)
+        is_dated = self._due_ms < math.inf
+        prefills, decodes = (
+            candidates(self.ledger, keys, *facts, is_dated=is_dated) for keys in (self._prefill, self._decode)
+        )
+        facts_of = Request(request.prompt_tokens, self._block_size, is_dated=is_dated)
         return Question(facts_of, prefills, decodes, self._due_ms)
 
     def first_token(self, request: TraceRequest) -> None:

@@ -185,10 +185,10 @@ HELD_OUT: Final = ("code", "documents", "few shot", "system prompts", "batch bes
 SEED: Final = 20  # of the generated traffic
 
 
-def traffic(kind: str, folders: tuple[Path, ...], block_size: int, limit: int) -> list[TraceRequest]:
+def traffic(kind: str, folders: tuple[Path, ...], block_size: int, limit: int, seed: int = SEED) -> list[TraceRequest]:
     """The first requests of a kind, or of the trace in a file of that name: JSON lines as Mooncake's, with gzip."""
     if kind in GENERATORS:
-        return generated(GENERATORS[kind], block_size, limit)
+        return generated(GENERATORS[kind], block_size, limit, seed)
     name = RECORDED.get(kind, kind)
     path = next((folder / name for folder in folders if (folder / name).exists()), None)
     if path is None:
@@ -196,9 +196,9 @@ def traffic(kind: str, folders: tuple[Path, ...], block_size: int, limit: int) -
     return load_code(path, block_size, limit) if kind == "code" else load_trace(path, block_size, limit)
 
 
-def generated(generator: Generator, block_size: int, limit: int) -> list[TraceRequest]:
+def generated(generator: Generator, block_size: int, limit: int, seed: int = SEED) -> list[TraceRequest]:
     """`limit` requests whose gaps are exponential, about a mean that gives TOKENS_PER_S."""
-    dice = random.Random(SEED)
+    dice = random.Random(seed)
     drafts = [draft for draft, _ in zip(generator.drafts(dice), range(limit), strict=False)]
     mean_s = sum(tokens for prompt, _ in drafts for _, tokens in prompt) / limit / TOKENS_PER_S
     intensity: Callable[[float], float] = getattr(generator, "intensity", lambda at_s: 1.0)

@@ -115,7 +115,7 @@ class SimulatedWorker:
         self.blocks = BlockManager(num_blocks, block_size, Slots(num_slots) if num_slots else None)
         self.step: Step | None = None
         self._config = config
-        self._prefills_only, self._noise, self._dice = prefills_only, noise, dice or random.Random()
+        self._prefills_only, self._noise, self.dice = prefills_only, noise, dice or random.Random()
         self._arrived: deque[Job] = deque()  # with the KV of their prompts, for which there is no room yet
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []  # in order of arrival
@@ -143,7 +143,7 @@ class SimulatedWorker:
         decodes = list(self._decoding)
         if chunks:
             ms = self._prefill_ms(chunks) + (self._decodes_ms(1) if decodes else 0.0)
-            ms *= self._dice.lognormvariate(0.0, self._noise) if self._noise else 1.0
+            ms *= self.dice.lognormvariate(0.0, self._noise) if self._noise else 1.0
             ms += restored * RESTORE_TOKEN_MS / self._config.speed_up
             self.step = Step(now_s, now_s + ms / 1e3, chunks, decodes, 1)
             tokens = sum(count for _, count in chunks)
@@ -179,6 +179,10 @@ class SimulatedWorker:
         ended.events = self.blocks.take_events()
         return ended
 
+    def prompts(self) -> list[Job]:
+        """Those that wait or run here."""
+        return [*self._prefilling, *self._waiting]
+
     def load(self) -> WorkerLoad:
         queued = sum(job.request.prompt_tokens for job in self._waiting)
         queued += sum(map(_left, self._prefilling))
@@ -212,7 +216,7 @@ class SimulatedWorker:
 
     def _schedule_prefill(self, now_s: float) -> list[tuple[Job, int]]:
         budget = MAX_BATCH_TOKENS - len(self._decoding)
-        first, late = self._turns(now_s)
+        first, late = self.order(now_s)
         self._start_in_danger(first, budget)
         passed: Job | None = None
         for job in list(itertools.islice((job for job in self._waiting if job not in late), LOOK_AHEAD)):
@@ -232,7 +236,7 @@ class SimulatedWorker:
         shares = share_by_turns(budget, list(map(_left, self._prefilling)), order)
         return [(job, share) for job, share in zip(self._prefilling, shares, strict=True) if share]
 
-    def _turns(self, now_s: float) -> tuple[list[Job], list[Job]]:
+    def order(self, now_s: float) -> tuple[list[Job], list[Job]]:
         """Those in danger, and those that are late."""
         jobs = [job for job in (*self._prefilling, *self._waiting) if job.due_s < math.inf]
         step_s = self._timed.attentive_s(MAX_BATCH_TOKENS, 0)

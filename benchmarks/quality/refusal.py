@@ -1,0 +1,177 @@
+"""One run whose requests may be refused, and copies of the run that let a refused request in.
+
+A copy is a fork of the process: it goes on with the same arrivals and the same rule, so that the run itself is not
+disturbed.
+"""
+
+import math
+import os
+import random
+from functools import partial
+from heapq import heapify
+from typing import Final, Never
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.quality.policies import Placed
+from benchmarks.quality.simulation import Fleet, Run
+from benchmarks.quality.trace import TraceRequest
+from benchmarks.quality.worker import Job
+from router.placement.candidates import NO_WORK
+from router.placement.early_refusal import TooLate, check_in_time
+from router.placement.placement import weigh
+from runtime.config.serving import PlacementConfig
+from runtime.discovery.worker_key import WorkerKey
+
+CONFIG: Final = PlacementConfig(prefill_queue_tokens=2**31 - 1)  # simulated requests wait at the workers
+
+
+class Fate(Struct):
+    """What became of one request."""
+
+    arrived_s: float
+    refused: bool
+    ttft_s: float = math.inf
+    expected_s: float = math.inf  # its TTFT, when it arrived
+
+
+class Probe(Struct, frozen=True):
+    """What a copy saw that let one request in."""
+
+    number: int  # of the request
+    ttft_s: float  # infinite: later than due
+    late: list[int]  # of the requests that had been let in and waited, those that came late in the copy
+
+
+class Refusing(Run):
+    """The router's rule refuses. `share`: of the requests is let in, whatever the rule says. `probes`: the share of the
+    refused that a copy lets in."""
+
+    def __init__(
+        self, fleet: Fleet, seed: int = 0, *, share: float | None = None, probes: float = 0.0, from_s: float = 0.0
+    ) -> None:
+        super().__init__(fleet, partial(Placed, CONFIG), seed)
+        self.fates: dict[int, Fate] = {}
+        self.probes: list[Probe] = []
+        self._due_s = fleet.due_ms / 1e3
+        self._share, self._probes, self._from_s, self._dice = share, probes, from_s, random.Random(seed)
+        self._waits: dict[int, None] = {}  # numbers of those that were let in and have no first token
+        self._promised: list[int] = []  # in a copy: those that waited when it began
+        self._probe: Fate | None = None  # in a copy: of the one that it lets in
+        self._answer = -1  # in a copy: the pipe's end
+
+    def arrive(self, now_s: float, request: TraceRequest) -> None:
+        self.until(now_s)
+        self.router.now_s = now_s
+        fate = self.fates[request.number] = Fate(now_s, False)
+        fate.refused = self._refuses(request, fate) if self._share is None else self._dice.random() >= self._share
+        if fate.refused and self._probe is None and now_s > self._from_s and self._dice.random() < self._probes:
+            self._answer, reply = fork()
+            if reply is not None:
+                self.probes.append(msgspec.msgpack.decode(reply, type=Probe))
+            else:
+                self._promised, self._probe, fate.refused = list(self._waits), fate, False
+        if not fate.refused:
+            self._waits[request.number] = None
+            super().arrive(now_s, request)
+
+    def was_wrong(self, probe: Probe, *, spares: bool) -> bool:
+        """Whether the request could have been met; `spares`: without making one late that had been let in and that this
+        run had in time."""
+        if probe.ttft_s > self._due_s:
+            return False
+        return not spares or all(self.fates[number].ttft_s > self._due_s for number in probe.late)
+
+    def _refuses(self, request: TraceRequest, fate: Fate) -> bool:
+        facts, due_ms = self.router.question(request), self.fleet.due_ms
+        weighing = weigh(facts.request, facts.decode, facts.prefill, CONFIG, self._dice, due_ms=due_ms)
+        fate.expected_s = weighing.decode.ttft_ms(weighing.decode.chosen) / 1e3
+        try:
+            check_in_time(weighing, NO_WORK, due_ms)
+        except TooLate:
+            return True
+        return False
+
+    def until(self, end_s: float) -> None:
+        probe = self._probe
+        if probe is None:
+            super().until(end_s)
+            return
+        due_s = probe.arrived_s + self._due_s
+        super().until(min(end_s, due_s))
+        if end_s >= due_s:
+            late = [number for number in self._promised if self.fates[number].ttft_s > self._due_s]
+            number = next(number for number, fate in self.fates.items() if fate is probe)
+            answer(self._answer, Probe(number, probe.ttft_s, late))
+
+    def note(self, job: Job) -> None:
+        super().note(job)
+        self.fates[job.request.number].ttft_s = job.first_token_s - job.arrived_s
+        self._waits.pop(job.request.number, None)
+
+
+class Foreseeing(Refusing):
+    """It lets a request in if that is in time and makes nobody late who was let in: a copy has tried. Mixed fleets
+    only. Nobody later need be tried, because the rule lets in nobody who does harm. `foresees_noise`: how long each
+    step will take."""
+
+    def __init__(self, fleet: Fleet, seed: int = 0, *, foresees_noise: bool = True, **probing: float) -> None:
+        super().__init__(fleet, seed, **probing)
+        assert not fleet.prefill_workers
+        self._foresees_noise = foresees_noise
+        self._chosen: WorkerKey = ("", 0)
+
+    def _submit(self, key: WorkerKey, job: Job, now_s: float) -> None:
+        self._chosen = key
+        super()._submit(key, job, now_s)
+
+    def _refuses(self, request: TraceRequest, fate: Fate) -> bool:
+        end, reply = fork()
+        if reply is None:
+            self._try(request, fate, end)
+        return msgspec.msgpack.decode(reply, type=bool)
+
+    def _try(self, request: TraceRequest, fate: Fate, end: int) -> Never:
+        """In the copy: answers whether the request has to be refused."""
+        if not self._foresees_noise:
+            for worker in self.workers.values():
+                worker.dice.seed(request.number)
+        self._probe = None
+        Run.arrive(self, fate.arrived_s, request)
+        self._coming = [event for event in self._coming if event[2] == self._chosen]
+        heapify(self._coming)
+        worker = self.workers[self._chosen]
+        hopeless = [] if self._foresees_noise else worker.order(fate.arrived_s)[1]
+        here = [job for job in worker.prompts() if job not in hopeless and job.due_s > fate.arrived_s]
+        due_s = {job.request.number: job.due_s for job in here}
+        if request.number not in due_s:
+            answer(end, True)
+        while due_s:
+            at_s = self._coming[0][0] if self._coming else math.inf
+            if min(due_s.values()) < at_s:
+                answer(end, True)
+            Run.until(self, at_s)
+            due_s = {number: due_s[number] for number in due_s if self.fates[number].ttft_s == math.inf}
+        answer(end, False)
+
+
+def fork() -> tuple[int, bytes | None]:
+    """In the run: -1 and what the copy has answered. In the copy: where it answers, and None."""
+    reader, writer = os.pipe()
+    copy = os.fork()
+    if not copy:
+        os.close(reader)
+        return writer, None
+    os.close(writer)
+    with open(reader, "rb") as file:
+        reply = file.read()
+    os.waitpid(copy, 0)
+    return -1, reply
+
+
+def answer(end: int, reply: object) -> Never:
+    """Ends the copy."""
+    with open(end, "wb") as file:
+        file.write(msgspec.msgpack.encode(reply))
+    os._exit(0)
