@@ -105,15 +105,16 @@ def bench(
             wishes = Wishes(model or "", chat, temperature, ignore_eos, timeout_s)
             sweep = Sweep(amount, users, rates, trace, requests, speed)
             name, points = asyncio.run(sweep.run(endpoint, wishes, begin))
-        if plot is not None:
-            from baton.bench.plot import draw
-
-            draw(points, name, plot)
     if as_json:
         measured = {"model": name, "address": address, "points": msgspec.to_builtins(points)}
         typer.echo(json.dumps(measured))
     else:
         _show(name, points)
+    if plot is not None:  # last: what was measured is shown whether or not it can be drawn
+        from baton.bench.plot import draw
+
+        with errors_reported():
+            draw(points, name, plot)
 
 
 def _in_process(

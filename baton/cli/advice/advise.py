@@ -89,19 +89,20 @@ def advise(
         points = curve(comparison, standings)
         equal = recommended(standings)
         standings.sort(key=lambda one: (one is not equal[0], -sum(one.carried), -one.mean("goodput")))
-        if plot is not None:
-            from simulator.advice.plot import draw
-
-            draw(points, standings, gpus, per_s, plot)
     if as_json:
         typer.echo(msgspec.json.encode(document(comparison, standings, equal, points, per_s)).decode())
-        return
-    out = console()
-    print_table(out, table(comparison, standings, per_s))
-    if len(standings) > SHOWN:
-        out.print(f"and {len(standings) - SHOWN} layouts more; --json shows all")
-    for line in sentences(comparison, standings, equal, points, per_s):
-        out.print(line)
+    else:
+        out = console()
+        print_table(out, table(comparison, standings, per_s))
+        if len(standings) > SHOWN:
+            out.print(f"and {len(standings) - SHOWN} layouts more; --json shows all")
+        for line in sentences(comparison, standings, equal, points, per_s):
+            out.print(line)
+    if plot is not None:
+        from simulator.advice.plot import draw
+
+        with errors_reported():
+            draw(points, standings, gpus, per_s, plot)
 
 
 def _standings(comparison: Comparison, layouts: list[Layout], rate: float) -> list[Standing]:

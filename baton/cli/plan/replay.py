@@ -52,14 +52,15 @@ def replay(
             raise ConfigError(str(journal), "holds no decision")
         recorded = [decision.recorded for decision in replayed.decisions]
         other = [decision.other for decision in replayed.decisions]
-        if plot is not None:
-            observations = [decision.observation for decision in replayed.decisions]
-            plot_decisions(plot, observations, [recorded, other], (config.targets.ttft_ms, config.targets.itl_ms))
     sides = [summary(recorded), summary(other)]
     if as_json:
         typer.echo(msgspec.json.encode(_document(replayed, sides)).decode())
     else:
         _show(replayed, sides)
+    if plot is not None:
+        observations = [decision.observation for decision in replayed.decisions]
+        with errors_reported():
+            plot_decisions(plot, observations, [recorded, other], (config.targets.ttft_ms, config.targets.itl_ms))
 
 
 def _document(replayed: Replay, sides: list[Summary]) -> dict[str, object]:

@@ -72,7 +72,6 @@ def test_profiles_of_several_sizes_of_workers_are_compared(tmp_path: Path) -> No
         (("--model", "mock", *SHAPE, "--kv-tokens", "1000"), "--kv-tokens: a worker's 1,000 tokens cannot hold"),
         (("--model", "mock", *SHAPE, "--trace", "x.jsonl"), "--trace: has its own lengths"),
         (("--model", "mock", "--trace", "nowhere.jsonl"), "--trace: nowhere.jsonl: No such file"),
-        (("--model", "mock", *SHAPE, "--plot", "a.nothing", *QUICK), "--plot: a.nothing"),
         (("--model", "mock", *SHAPE, "--seeds", "1"), "--seeds"),
     ],
 )
@@ -80,6 +79,13 @@ def test_a_wrong_flag_is_named(arguments: tuple[str, ...], problem: str) -> None
     result = run("--gpus", "2", *arguments)
     assert result.exit_code == ExitCode.USAGE
     assert problem in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_advice_that_cannot_be_drawn_is_given_before_the_error() -> None:
+    result = run("--gpus", "2", "--model", "mock", *SHAPE, *QUICK, "--plot", "a.nothing")
+    assert result.exit_code == ExitCode.USAGE
+    assert "Recommended: " in result.stdout
+    assert "--plot: a.nothing" in result.stderr
 
 
 def test_profiles_and_traces_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
