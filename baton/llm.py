@@ -5,10 +5,10 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from baton.in_process.answers import CLOSED, Answers, Output
 from baton.in_process.progress_bar import progress_bar
@@ -29,6 +29,9 @@ from runtime.errors import ConfigError, InvalidRequestError, RankLostError, Unav
 from runtime.telemetry.logging import quieten_logging
 from worker.assembly import EngineAssembly, build_engine
 from worker.sleep import forget_prefixes, lower_prefixes
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["LLM", "Output", "SamplingParams"]
 
@@ -115,21 +118,24 @@ class LLM:
         memory = self._answers.memory
         self._answers.call_idle(lambda _: memory.wake(tuple(tags)))
 
-    def update_weights(self, tensors: Tensors) -> None:
+    def update_weights(self, tensors: "Tensors | Mapping[str, torch.Tensor]") -> None:
         """Replaces all weights in place by whole torch tensors, given as (name, tensor) under the checkpoint's names:
         what `named_parameters()` or `state_dict()` of the model in transformers gives, on any device. A tensor may be
         gone when the next one is asked for. Cached prefixes are forgotten.
 
-        Raises UnavailableError while prompts are being answered or the weights sleep, and ModelError that names the
-        tensor that is unknown, does not fit or is missing; then nothing is answered until an update succeeds, unless
-        nothing was replaced.
+        Raises InvalidRequestError for what cannot be pairs, UnavailableError while prompts are being answered or the
+        weights sleep, and ModelError that names the tensor that is unknown, does not fit or is missing; then nothing is
+        answered until an update succeeds, unless nothing was replaced.
         """
         if self._config.disk_kv.folder is not None:
             problem = "its files are named by the weights that were loaded: leave it out where weights are updated"
             raise ConfigError("disk_kv", problem)
+        pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+        if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+            raise InvalidRequestError("tensors", f"must be pairs (name, tensor), not {type(tensors).__name__}")
         answers = self._answers
         with answers.held(forget_prefixes, "the weights are being updated"):
-            answers.memory.update(tensors)
+            answers.memory.update(pairs)
 
     def close(self) -> None:
         """Ends the engine and its processes, and gives the memory back. Idempotent."""

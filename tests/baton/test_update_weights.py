@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from baton import LLM, SamplingParams
-from runtime.errors import ConfigError, ModelError, UnavailableError
+from runtime.errors import ConfigError, InvalidRequestError, ModelError, UnavailableError
 from tests.service import NEEDS_TWO, ON_DEVICE
 from tests.spine.prompts import random_prompt
 from tests.tiny_model import write_tiny_model
@@ -47,9 +47,18 @@ def test_replaced_weights_answer_as_loaded_ones(tmp_path: Path, kind: dict[str, 
         assert before != expected
         llm.update_weights((name, torch.nn.Parameter(tensor)) for name, tensor in given.items())
         assert tokens(llm) == expected
-        llm.update_weights(tensors(old).items())
+        llm.update_weights(tensors(old))  # a mapping, as a state_dict is one
         assert tokens(llm) == before
     assert (old / "model.safetensors").read_bytes() == on_disk
+
+
+@pytest.mark.parametrize("given", ["model.safetensors", None, 3])
+def test_what_cannot_be_tensors_is_refused_by_its_type(folders: tuple[Path, Path], given: Any) -> None:
+    with LLM(folders[0], **SMALL) as llm:
+        before = tokens(llm)
+        with pytest.raises(InvalidRequestError, match=r"tensors: must be pairs \(name, tensor\), not "):
+            llm.update_weights(given)
+        assert tokens(llm) == before
 
 
 def test_prefixes_are_forgotten_and_the_fingerprint_is_another(folders: tuple[Path, Path]) -> None:
