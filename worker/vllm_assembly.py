@@ -157,7 +157,7 @@ def _assembled(
     if link is None:
         engine = VllmEngine(llm, cache, files.eos_token_ids)
     else:
-        engine = SharingEngine(llm, cache, files.eos_token_ids, link, on_cpu=current_platform.is_cpu())
+        engine = SharingEngine(llm, cache, files.eos_token_ids, link)
     memory = VllmMemory(llm, cache, weights_fingerprint(files), on_cpu=current_platform.is_cpu())
 
     def make_loop(_: Engine, on_step: Callable[[StepOutput], None]) -> VllmLoop:

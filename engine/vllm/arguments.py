@@ -11,6 +11,7 @@ from runtime.errors import ConfigError
 
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on a CPU takes multiples
+CPU_EXTENSION = "engine.vllm.cpu_extension.CpuExtension"
 
 OWNED = {
     "model": "model",
@@ -32,6 +33,7 @@ OWNED = {
     "disable_log_stats": "",
     "skip_tokenizer_init": "",
     "enable_logging_iteration_details": "",
+    "worker_extension_cls": "",
 }
 """Arguments of vLLM that Baton decides, by the key that says how; "": nobody else may."""
 
@@ -114,6 +116,8 @@ def vllm_arguments(
         )
     if shares_kv(config):
         arguments["async_scheduling"] = False
-    if not on_cpu:
+    if on_cpu:
+        arguments["worker_extension_cls"] = CPU_EXTENSION
+    else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_share / engine.gpu_share
     return {name: value for name, value in arguments.items() if name in known} | config.vllm

@@ -106,7 +106,7 @@ class VllmEngine:
         sampling, tokens = sequence.sampling, self._prompt(sequence)
         arguments = vllm_sampling(sampling, len(tokens) - sequence.num_prompt_tokens, self._eos_token_ids)
         if sequence.prefill_only:
-            arguments |= first_token_alone(arguments, drawn=self._draws(sequence))
+            arguments |= first_token_alone(arguments)
         elif sampling.grammar is not None:
             arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
         arguments |= self._transfer(sequence)
@@ -121,10 +121,6 @@ class VllmEngine:
             ("generate",),
             priority=-sequence.priority,
         )
-
-    def _draws(self, sequence: Sequence) -> bool:
-        """Whether the first token of a prompt that is sent is the answer's."""
-        return False
 
     def _prompt(self, sequence: Sequence) -> list[int]:
         """What vLLM takes for the prompt when it begins."""

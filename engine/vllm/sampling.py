@@ -62,11 +62,9 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
     }
 
 
-def first_token_alone(arguments: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
-    """What differs in these arguments for an engine that computes the prompt and draws the first token alone;
-    not `drawn`: nobody needs that token."""
-    greedy = {} if drawn else {"temperature": 0.0, "seed": None}
-    return greedy | {"max_tokens": 1, "min_tokens": min(1, arguments["min_tokens"])}
+def first_token_alone(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What differs in these arguments for an engine that computes the prompt and draws the first token alone."""
+    return {"max_tokens": 1, "min_tokens": min(1, arguments["min_tokens"])}
 
 
 def vllm_grammar(grammar: Grammar) -> dict[str, Any]:

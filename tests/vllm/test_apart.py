@@ -96,8 +96,8 @@ async def test_over_tcp_prompts_and_answers_are_the_same(vllm_python: Path) -> N
 
 
 async def sampled_answers(service: Service) -> list[list[int]]:
-    """One by one and short: vLLM 0.32 ends on a CPU when a prompt with a seed takes several steps."""
-    prompts = [text(60 + number, 10 + 5 * number) for number in range(4)]
+    """One by one, of prompts that take one step and of others that take several."""
+    prompts = [text(60 + number, 10 + 90 * number) for number in range(4)]
     return [(await ask_any(service, one, max_tokens=16, seed=len(one), **SAMPLED)).token_ids for one in prompts]
 
 

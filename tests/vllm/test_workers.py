@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 BLOCK = 32
 CHAT_BLOCKS = 20
+STEP_TOKENS = 256
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1}
 PENALIZED = {"presence_penalty": 0.5, "frequency_penalty": 0.5}
 
@@ -52,10 +53,12 @@ async def test_a_service_of_vllm_workers(vllm_python: Path) -> None:
     files = resolve_model("smollm2")
     oracle, tokenizer = Oracle(files.folder), Tokenizer(files.folder, files.config.vocab_size)
     settings = sections(vllm_python) | {"router": {"placement": {"decode_steps": 0}}}  # a prefix decides
+    settings["engine"]["max_batch_tokens"] = STEP_TOKENS
     async with running_service("smollm2", 0, 2, **settings) as service:
         await answers_are_those_of_transformers(service, oracle)
         await a_second_question_finds_the_first_ones_blocks(service)
         await every_sampling_parameter_is_taken(service, tokenizer)
+        await a_seed_draws_the_same_however_many_steps_the_prompt_takes(service)
         await a_grammar_is_kept(service)
         await whoever_leaves_frees_the_engine(service)
         await a_sleeper_forgets_and_serves_again(service, oracle)
@@ -114,6 +117,16 @@ async def every_sampling_parameter_is_taken(service: Service, tokenizer: Tokeniz
     word = tokenizer.decode([plain.token_ids[3]])
     cut = await ask(service, prompt, 8, ignore_eos=True, stop=[word])
     assert word not in cut.choices[0].text
+
+
+async def a_seed_draws_the_same_however_many_steps_the_prompt_takes(service: Service) -> None:
+    """Several when nothing is cached, one when all but the last block is."""
+    prompt = text(8, 3 * STEP_TOKENS + 5)
+    answers = [await ask_any(service, prompt, max_tokens=12, seed=5, **SAMPLED) for _ in range(2)]
+    assert [answer.usage.cached_tokens for answer in answers] == [0, 3 * STEP_TOKENS]
+    assert answers[0].token_ids == answers[1].token_ids
+    other = await ask_any(service, prompt, max_tokens=12, seed=6, **SAMPLED)
+    assert other.token_ids != answers[0].token_ids
 
 
 async def ask_any(service: Service, prompt: list[int], **options: Any) -> Answer:

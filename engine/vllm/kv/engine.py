@@ -27,13 +27,10 @@ from runtime.errors import UnavailableError
 class SharingEngine(VllmEngine):
     """Event loop only."""
 
-    def __init__(
-        self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int], link: WorkerEnd, *, on_cpu: bool = False
-    ) -> None:
+    def __init__(self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int], link: WorkerEnd) -> None:
         super().__init__(llm, cache, eos_token_ids)
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self.link = link
-        self._on_cpu = on_cpu
         self._fetching: set[str] = set()  # asked for blocks, and neither admitted nor released
         self._with_vllm: dict[str, Sequence] = {}  # prompts that are sent, whose blocks vLLM keeps
         # Prompts that are sent, and are computed (None) or ended by vLLM (their end), but not both yet.
@@ -181,13 +178,9 @@ class SharingEngine(VllmEngine):
 
     def _prompt_end(self, sequence: Sequence, item: Any) -> SequenceOutput:
         """With the first token, unless the decode worker's vLLM has to draw it."""
-        if not self._draws(sequence) or not item.new_token_ids:
+        if repeats(sequence.sampling) or not item.new_token_ids:
             return SequenceOutput(sequence, [NO_TOKEN], [], "prefill")
         return SequenceOutput(sequence, item.new_token_ids[:1], self._logprobs(sequence, item)[:1], "prefill")
-
-    def _draws(self, sequence: Sequence) -> bool:
-        """vLLM 0.32 ends on a CPU when a prompt with a seed takes several steps: it winds the random stream back."""
-        return not repeats(sequence.sampling) and (sequence.sampling.is_greedy or not self._on_cpu)
 
     def _forget(self, request_id: str) -> Sequence | None:
         self._half_ended.pop(request_id, None)

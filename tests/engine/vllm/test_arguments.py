@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.vllm.arguments import OWNED, check_keys, vllm_arguments
+from engine.vllm.arguments import CPU_EXTENSION, OWNED, check_keys, vllm_arguments
 from engine.vllm.versions import check_version
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError
@@ -36,6 +36,11 @@ def test_the_section_engine_is_translated_and_the_section_vllm_is_passed_on() ->
 def test_a_cpu_computes_in_float32_with_a_small_cache_and_without_a_compiler() -> None:
     told = arguments({})
     assert (told["dtype"], told["enforce_eager"], told["kv_cache_memory_bytes"]) == ("float32", True, 512 << 20)
+
+
+def test_random_streams_are_wound_back_by_us_on_cpus_alone() -> None:
+    assert arguments({})["worker_extension_cls"] == CPU_EXTENSION
+    assert "worker_extension_cls" not in arguments({}, on_cpu=False)
 
 
 def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_s_and_refused_if_the_users() -> None:

@@ -175,18 +175,6 @@ async def test_a_first_token_whose_turn_could_not_be_repaired_is_vllms_own(scene
     assert out.token_ids == [9]
 
 
-@pytest.mark.parametrize(("temperature", "token"), [(0.0, 8), (1.0, NO_TOKEN)])
-async def test_on_a_cpu_a_sampled_first_token_is_the_decode_workers(
-    scene: Scene, temperature: float, token: int
-) -> None:
-    scene.engine._on_cpu = True
-    one = sequence("one", sent=True, temperature=temperature)
-    scene.engine.add(one)
-    scene.say(StepBegins([Chunk("one", 0, 10, [6, 2, 9])]), LayerComputed(0), LayerComputed(1, ends=True))
-    (end,) = await scene.news(item("one", [8], "length"))
-    assert end.token_ids == [token]
-
-
 @pytest.mark.parametrize(("penalty", "token"), [(0.0, 8), (0.5, NO_TOKEN)])
 async def test_a_prompts_end_brings_the_token_that_the_answer_may_begin_with(
     scene: Scene, penalty: float, token: int
