@@ -36,7 +36,7 @@ class RouterStream:
         self._current_load = current_load
         self._loop = asyncio.get_running_loop()
         self._deltas: dict[str, list[Delta]] = {}  # by request
-        self._hurried: set[str] = set()  # of them, those that do not wait for others
+        self._hurried: dict[str, None] = {}  # of them, those that do not wait for others
         self._soon: asyncio.Handle | None = None  # what is hurried or due leaves on the next turn of the event loop
         self._timer: asyncio.TimerHandle | None = None  # the others then
         self._blocked = False  # or when the router has read what it got
@@ -46,7 +46,7 @@ class RouterStream:
         """The delta leaves with others that are sent before the step is over or the event loop turns."""
         self._deltas.setdefault(delta.request_id, []).append(delta)
         if delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None:
-            self._hurried.add(delta.request_id)
+            self._hurried[delta.request_id] = None
             self._leave_soon()
         else:
             self._leave_in_time()

@@ -318,7 +318,7 @@ class Scheduler:
                 if self.follows(sequence, leaders):
                     continue
                 passed = self.waiting[0]
-                if self._needs_place(passed):
+                if self._needs_place(passed) and not self.block_manager.restores(passed):
                     return
                 kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
                 if self.block_manager.restores(sequence) or not self._start(sequence, self._headroom() + kept):

@@ -69,7 +69,7 @@ class VllmEngine:
         """On a thread, because vLLM compiles the grammar to check it."""
         try:
             request = await asyncio.to_thread(self._request, sequence)
-        except REFUSALS as error:
+        except Exception as error:  # also when no thread can be started, or there is no memory
             self._refused(sequence, error)
             self.wake()
             return
@@ -78,7 +78,8 @@ class VllmEngine:
 
     def _refused(self, sequence: Sequence, error: Exception) -> None:
         if self._forget(sequence.request_id) is sequence:
-            output = SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}", refused=True)
+            refused = isinstance(error, REFUSALS)
+            output = SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}", refused=refused)
             self._dead_ends.append(output)
 
     def abort(self, request_id: str) -> Sequence | None:
@@ -157,8 +158,12 @@ class VllmEngine:
         """The news of vLLM's next step. Raises what vLLM raises when its core has ended."""
         outputs = await self._llm.engine_core.get_output_async()
         self._note_step(outputs)
-        known = [(one, item) for item in outputs.outputs if (one := self._named(item.request_id)) is not None]
-        news = [output for one, item in known if (output := self._news(one, item, outputs.timestamp)) is not None]
+        news = []
+        for item in outputs.outputs:  # one after the other: news may end a sequence, or give it another name
+            if (sequence := self._named(item.request_id)) is not None:
+                output = self._news(sequence, item, outputs.timestamp)
+                if output is not None:
+                    news.append(output)
         return StepOutput(news, [], num_tokens=len(news))
 
     def take_dead_ends(self) -> list[SequenceOutput]:

@@ -173,7 +173,8 @@ class SharingEngine(VllmEngine):
             self._half_ended[name] = end
             return None
         end = end or self._half_ended[name]
-        self._forget(name)
+        if end is not None:
+            self._forget(name)
         return end
 
     def _prompt_end(self, sequence: Sequence, item: Any) -> SequenceOutput:
