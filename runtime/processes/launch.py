@@ -10,7 +10,6 @@ import runpy
 import sys
 from pathlib import Path
 
-from runtime.processes.collector import collect_seldom
 from runtime.processes.die_with_parent import die_with_parent
 
 
@@ -19,7 +18,6 @@ def main() -> None:
     die_with_parent(int(parent_pid))
     if os.path.isabs(program):
         os.execv(program, [program, *arguments])
-    collect_seldom()  # what modules leave when they are imported is no garbage
     sys.argv = [program, *arguments]
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
