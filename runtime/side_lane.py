@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Generic, ParamSpec, TypeVar, cast
 
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError
 
@@ -21,6 +22,16 @@ MAX_WAITING = 64
 RETRY_AFTER_S = 1.0
 TIMEOUT_S = 60.0  # for a piece of work whose request names no deadline
 THREADS = max(2, min(8, (os.cpu_count() or 1) // 2))
+
+
+class _Job(Generic[T]):
+    """The pool keeps a job for which it could not start a thread, and gives it to the next one: it is nothing then."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work: Callable[[], T] | None = work
+
+    def __call__(self) -> T | None:
+        return None if self.work is None else self.work()
 
 
 class SideLane:
@@ -37,15 +48,17 @@ class SideLane:
         DeadlineError."""
         if not self._places.acquire(blocking=False):
             raise OverloadedError(f"queue of {self._work}", self._limit, RETRY_AFTER_S)
+        job = _Job(partial(work, *args, **kwargs))
         try:
-            future = self._pool.submit(work, *args, **kwargs)
+            future = self._pool.submit(job)
         except RuntimeError as error:
+            job.work = None
             self._places.release()
             raise UnavailableError(f"no thread for {self._work}: {error}") from error
         future.add_done_callback(lambda _: self._places.release())
         timeout_s = TIMEOUT_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.wrap_future(future)
+                return cast("T", await asyncio.wrap_future(future))
         except TimeoutError as error:
             raise DeadlineError(f"reading {self._work}", timeout_s) from error

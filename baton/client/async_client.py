@@ -1,11 +1,11 @@
 """AsyncClient: text, status, sleep, wake and new weights of a running service."""
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
 
@@ -102,7 +102,7 @@ class AsyncClient:
         """The pieces of what `generate` returns, as they come. Raises InvalidRequestError at once for what no service
         would take."""
         request = generate_request(prompt, sampling, options)
-        if timeout_s is not None and (not isinstance(timeout_s, int | float) or math.isnan(timeout_s)):
+        if timeout_s is not None and (not isinstance(timeout_s, Real) or timeout_s != timeout_s):
             raise InvalidRequestError("timeout_s", f"is {shown(timeout_s)}, must be a number of seconds")
         answer = Answer()
         return AsyncStream(answer, self._pieces(request, answer, timeout_s))
@@ -182,7 +182,11 @@ class AsyncClient:
     async def _calling(self, timeout_s: float | None) -> AsyncIterator[RouterClient]:
         async with self._connecting:
             if self._router is None and not self._closed:
-                self._router = await self._access.connect()
+                router = await self._access.connect()
+                if self._closed:
+                    await router.close()
+                else:
+                    self._router = router
         if self._router is None or self._closed:
             raise UnavailableError(CLOSED)
         try:

@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Self, TypeVar, Unpack
 
 from baton.client.async_client import CLOSED, AsyncClient, AsyncStream
@@ -136,34 +137,46 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._ended = False
+        self._ending = threading.RLock()  # whoever collects garbage may call start() while it holds it
         self._thread = threading.Thread(target=self._serve, name="baton client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result. What interrupts the caller, such as Ctrl-C, cancels it."""
-        if not self._thread.is_alive():
-            work.close()
-            raise UnavailableError(CLOSED)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._ending:
+            if self._ended:
+                work.close()
+                raise UnavailableError(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError as error:
+            raise UnavailableError(CLOSED) from error
         except BaseException:
             future.cancel()
             raise
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Does not wait, because whatever thread collects garbage may call it."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(make(), self._loop)
+        with self._ending:
+            if not self._ended:
+                asyncio.run_coroutine_threadsafe(make(), self._loop)
 
     def end(self, client: AsyncClient) -> None:
         self.run(client.close())  # from now on each call fails at once
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._ending:
+            self._ended = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()

@@ -110,7 +110,12 @@ class PromptReader:
 
 def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
     """What has an order, arrays and tensors too; others are refused by what was to stand there."""
-    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(given, Iterable):
+    is_scalar = getattr(given, "ndim", 1) == 0  # of an array
+    if (
+        isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set)
+        or not isinstance(given, Iterable)
+        or is_scalar
+    ):
         raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
     return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
 

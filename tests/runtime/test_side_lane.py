@@ -55,10 +55,11 @@ async def test_a_lane_without_threads_says_so_each_time_and_works_once_there_is_
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    lane = SideLane(threads=1, max_waiting=1)
+    lane, ran = SideLane(threads=1, max_waiting=1), list[int]()
     with monkeypatch.context() as starved:
         starved.setattr(threading.Thread, "start", start)
-        for _ in range(5):
+        for number in range(5):
             with pytest.raises(UnavailableError, match="no thread for long prompts: can't start new thread"):
-                await lane.run(None, threading.get_ident)
+                await lane.run(None, ran.append, number)
     assert await lane.run(None, threading.get_ident) != threading.get_ident()
+    assert ran == []

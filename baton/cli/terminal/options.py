@@ -51,6 +51,12 @@ TimeoutOption = Annotated[
 WaitOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Give up when the router takes longer.")
 ]
+DrainTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout", min=0.1, max=86400.0, metavar="SECONDS", help="For requests in flight, and again for peers."
+    ),
+]
 ModelOption = Annotated[
     str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
 ]

@@ -11,7 +11,14 @@ import typer
 
 from baton.cli.events.session import nats_session
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
-from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, JsonOption, OperatorKeyFileOption
+from baton.cli.terminal.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    CaFileOption,
+    DrainTimeoutOption,
+    JsonOption,
+    OperatorKeyFileOption,
+)
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerSleep
@@ -36,9 +43,7 @@ def sleep(
     level: Annotated[
         int, typer.Option(min=1, max=2, help="1 keeps the weights in host memory, 2 drops them and reads them again.")
     ] = 1,
-    drain_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="For requests in flight, and again for peers.")
-    ] = 30.0,
+    drain_timeout: DrainTimeoutOption = 30.0,
     address: AddressOption = DEFAULT_ADDRESS,
     operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
-from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, JsonOption, OperatorKeyFileOption
+from baton.cli.terminal.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    CaFileOption,
+    DrainTimeoutOption,
+    JsonOption,
+    OperatorKeyFileOption,
+)
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerWeights
@@ -23,9 +30,7 @@ def update_weights(
     ],
     worker: Annotated[str, typer.Option(metavar="WORKER", help="Its id, as `baton status` shows it.")] = "",
     everyone: Annotated[bool, typer.Option("--all", help="All workers, or none.")] = False,
-    drain_timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="For requests in flight, and again for peers.")
-    ] = 30.0,
+    drain_timeout: DrainTimeoutOption = 30.0,
     address: AddressOption = DEFAULT_ADDRESS,
     operator_key_file: OperatorKeyFileOption = None,
     ca_file: CaFileOption = None,

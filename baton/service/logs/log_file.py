@@ -51,7 +51,7 @@ def log_since(path: Path, position: Position) -> tuple[str, Position]:
         return LEFT_OUT + text, position
     is_older = known < shortened
     source = older(path) if is_older else path
-    if source.stat().st_size < offset:
+    if not is_older and source.stat().st_size < offset:  # a line may lie behind what became the older one: it is lost
         offset = 0  # somebody else has emptied it
     data = _piece(source, offset)
     if _shortened(path) != before:

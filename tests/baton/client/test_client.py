@@ -255,8 +255,8 @@ async def test_a_client_that_is_closed_says_so_to_who_waits_and_to_who_comes(ser
         await never_open.models()
 
 
-@pytest.mark.parametrize("timeout_s", [1e12, 1e300, math.inf])
-async def test_a_time_of_any_length_is_no_deadline_that_has_passed(client: AsyncClient, timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [1e12, 1e300, math.inf, 10**400, np.float32(30), np.int64(30)])
+async def test_a_time_of_any_length_is_no_deadline_that_has_passed(client: AsyncClient, timeout_s: Any) -> None:
     assert (await client.generate("Once", GREEDY, timeout_s=timeout_s)).token_ids
 
 
@@ -266,11 +266,28 @@ async def test_what_is_no_time_is_refused(client: AsyncClient, timeout_s: Any) -
         await client.generate("Once", GREEDY, timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("prompt", [None, 5, b"abc", {"text": "a"}, {1, 2}])
+@pytest.mark.parametrize("prompt", [None, 5, b"abc", {"text": "a"}, {1, 2}, np.array(5)])
 async def test_what_is_no_prompt_is_refused_by_its_type(client: AsyncClient, prompt: Any) -> None:
     name = type(prompt).__name__
     with pytest.raises(InvalidRequestError, match=f"^prompt: must be a text, token ids or messages, not {name}$"):
         await client.generate(prompt, GREEDY)
+
+
+async def test_calls_of_a_client_that_another_thread_closes_answer_or_say_that_it_is_closed(service: Service) -> None:
+    def call_on(client: Client, begun: threading.Event) -> None:
+        with pytest.raises(UnavailableError, match="this client is closed"):
+            while True:
+                client.models()
+                begun.set()
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(10):
+            client, begun = Client(service.grpc_address), threading.Event()
+            callers = [threads.submit(call_on, client, begun) for _ in range(4)]
+            await asyncio.to_thread(begun.wait, 20)
+            await asyncio.to_thread(client.close)
+            for caller in callers:
+                await asyncio.wait_for(asyncio.wrap_future(caller), 20)
 
 
 async def test_token_ids_may_be_an_array(client: AsyncClient) -> None:

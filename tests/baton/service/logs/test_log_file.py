@@ -124,6 +124,27 @@ def test_a_log_whose_shortening_goes_on_is_read_from_the_file_beside_it(
     assert "".join(read_on(log, position)) == line(10) + line(20)
 
 
+def test_a_line_that_is_written_and_read_behind_the_copy_brings_back_no_line_that_was_read(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(log, 1, 2, 3)
+    _, position = log_tail(log, 0)
+    replace = Path.replace
+
+    def late(copy: Path, target: Path) -> Path:
+        nonlocal position
+        write(log, 4)
+        text, position = log_since(log, position)
+        assert text == line(4)
+        return replace(copy, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", late)
+        shorten(log)
+    write(log, 5)
+    assert "".join(read_on(log, position)) == line(5)
+
+
 def test_a_log_of_which_only_a_copy_was_kept_is_read_to_its_end(log: Path, tmp_path: Path) -> None:
     write(log, 0)
     shorten(log)
