@@ -21,6 +21,7 @@ from runtime.calls.router import Client as RouterClient
 from runtime.errors import BatonError, InvalidRequestError, UnavailableError, shown
 from runtime.security.secret import Secret, parse_secrets
 
+EVER_S = 1e12
 CLOSED = "this client is closed"
 
 T = TypeVar("T")
@@ -102,8 +103,10 @@ class AsyncClient:
         """The pieces of what `generate` returns, as they come. Raises InvalidRequestError at once for what no service
         would take."""
         request = generate_request(prompt, sampling, options)
-        if timeout_s is not None and (not isinstance(timeout_s, Real) or timeout_s != timeout_s):
-            raise InvalidRequestError("timeout_s", f"is {shown(timeout_s)}, must be a number of seconds")
+        if timeout_s is not None:
+            if not isinstance(timeout_s, Real) or timeout_s != timeout_s:
+                raise InvalidRequestError("timeout_s", f"is {shown(timeout_s)}, must be a number of seconds")
+            timeout_s = float(min(timeout_s, EVER_S))  # a deadline in the precision of another number may have passed
         answer = Answer()
         return AsyncStream(answer, self._pieces(request, answer, timeout_s))
 

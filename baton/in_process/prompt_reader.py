@@ -110,12 +110,8 @@ class PromptReader:
 
 def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
     """What has an order, arrays and tensors too; others are refused by what was to stand there."""
-    is_scalar = getattr(given, "ndim", 1) == 0  # of an array
-    if (
-        isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set)
-        or not isinstance(given, Iterable)
-        or is_scalar
-    ):
+    has_order = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0  # an array of no dimension has none
+    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set) or not has_order:
         raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
     return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
 

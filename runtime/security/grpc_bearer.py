@@ -12,9 +12,7 @@ HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
 LOOKAHEAD_BYTES: Final = 16 * 1024  # of a message that nobody reads yet
-MAX_PENDING: Final = (
-    2 * MAX_STREAMS
-)  # calls of a method, of all connections, that Python has not taken yet: 32 KiB each
+MAX_PENDING: Final = 2 * MAX_STREAMS  # calls of a method, over all connections, before Python takes them: 32 KiB each
 SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),

@@ -274,11 +274,14 @@ async def test_what_is_no_prompt_is_refused_by_its_type(client: AsyncClient, pro
 
 
 async def test_calls_of_a_client_that_another_thread_closes_answer_or_say_that_it_is_closed(service: Service) -> None:
+    def go_on(client: Client, begun: threading.Event) -> None:
+        while True:
+            client.models()
+            begun.set()
+
     def call_on(client: Client, begun: threading.Event) -> None:
         with pytest.raises(UnavailableError, match="this client is closed"):
-            while True:
-                client.models()
-                begun.set()
+            go_on(client, begun)
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(10):
