@@ -70,11 +70,13 @@ class WorkerService:
     async def _inspect(self, request: wire.InspectRequest, context: Context) -> wire.InspectReport:
         runtime = self._runtime
         problems = await runtime.bridge.call(lambda engine: engine.check_integrity())
+        await runtime.fresh_load()
+        runtime.publisher.pack()  # so that the last event id counts all events up to this load
         return wire.InspectReport(
             worker_id=runtime.worker_id,
             incarnation=runtime.incarnation,
             state=runtime.state,
-            load=await runtime.fresh_load(),
+            load=runtime.load,
             problems=problems + runtime.role.check_integrity(),
             rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
         )

@@ -92,6 +92,20 @@ async def test_a_snapshot_holds_what_the_events_up_to_its_id_say(
         assert table == apply([batch for batch in batches if batch.event_id <= chunks[0].event_id])
 
 
+async def test_an_inspected_worker_counts_the_events_that_it_still_gathers(
+    config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
+) -> None:
+    patient = msgspec.structs.replace(config.workers, gather_events_ms=600_000.0)
+    worker = await start_worker("decode", "decode-patient", msgspec.structs.replace(config, workers=patient), folder)
+    mortal.append(worker)
+    last_event_ids = []
+    async with RouterClient(worker) as router:
+        for seed in range(3):
+            await (await router.submit(prompt(64, seed=500 + seed), max_tokens=1)).end()
+            last_event_ids.append((await worker.until_idle()).load.last_event_id)
+    assert last_event_ids == sorted(set(last_event_ids)), "each prompt's blocks are in a batch of their own"
+
+
 async def test_a_ready_worker_is_announced_with_what_routers_need(
     config: ServingConfig, decode: WorkerProcess, prefill_shm: WorkerProcess
 ) -> None:

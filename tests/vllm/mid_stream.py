@@ -1,40 +1,41 @@
 """Requests that lose their decode worker while it answers them."""
 
 import asyncio
+import uuid
 from collections.abc import Callable
 
 from baton_proto.generated import inference_pb2 as pb
-from runtime.calls.answer import Answer
+from runtime.calls.answer import Answer, Piece
 from tests.service import Service
 from tests.vllm.environment import PATIENCE_S
 
 
 async def killed_in_mid_stream(
-    service: Service, requests: list[pb.GenerateRequest], victim: str, kill: Callable[[], None]
-) -> list[Answer]:
-    """Calls `kill` as soon as one of the requests, which are sent together, has begun to be answered by the victim."""
+    service: Service, requests: list[pb.GenerateRequest], kills: dict[str, Callable[[], None]]
+) -> tuple[str, list[Answer]]:
+    """Sends the requests together and kills the first worker that has begun to answer one, out of those that `kills`
+    has a way for. Returns its id and the answers."""
     begun: asyncio.Queue[str] = asyncio.Queue()
+    name = uuid.uuid4().hex
 
     async def stream(name: str, request: pb.GenerateRequest) -> Answer:
         request.request_id = name
         unseen = [name]
 
-        def note(_: pb.Piece) -> None:
+        def note(_: Piece) -> None:
             if unseen:
                 begun.put_nowait(unseen.pop())
 
         return await service.client.generate(request, PATIENCE_S, note)
 
-    asked = [
-        asyncio.create_task(stream(f"beside-{victim}-{number}", request)) for number, request in enumerate(requests)
-    ]
+    asked = [asyncio.create_task(stream(f"{name}-{number}", request)) for number, request in enumerate(requests)]
     async with asyncio.timeout(PATIENCE_S):
-        while await decode_worker(service, await begun.get()) != victim:
+        while (victim := await decode_worker(service, await begun.get())) not in kills:
             pass
-    kill()
+    kills[victim]()
     answers = await asyncio.gather(*asked)
     assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    return answers
+    return victim, answers
 
 
 async def decode_worker(service: Service, request_id: str) -> str:

@@ -173,7 +173,7 @@ async def goes_on_elsewhere(service: Service, oracle: Oracle, server: VllmServer
     """The server is killed while it answers."""
     prompts = [text(200 + number, 40) for number in range(6)]
     requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts]
-    answers = await killed_in_mid_stream(service, requests, "gpu_one", server.kill)
+    _, answers = await killed_in_mid_stream(service, requests, {"gpu_one": server.kill})
     expected = [oracle.greedy(one, 60, ignore_eos=True) for one in prompts]
     assert [answer.token_ids for answer in answers] == expected
     return answers

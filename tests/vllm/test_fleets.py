@@ -68,7 +68,7 @@ async def a_killed_decode_worker_costs_no_token(service: Service, oracle: Oracle
     """The one worker is killed while it answers; the other one ends all answers."""
     prompts = [text(300 + number, 40) for number in range(6)]
     requests = [greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
-    answers = await killed_in_mid_stream(service, requests, lost, lambda: service.kill(lost))
+    _, answers = await killed_in_mid_stream(service, requests, {lost: lambda: service.kill(lost)})
     expected = [oracle.greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
     assert {answer.served_by[0].decode_worker for answer in answers} == {left}

@@ -191,21 +191,27 @@ async def the_load_and_the_steps_are_told(service: Service) -> None:
 
 async def a_killed_process_costs_no_token(service: Service, oracle: Oracle) -> None:
     """First a worker itself, then the engine behind another one."""
-    await goes_on_elsewhere(service, oracle, "decode-1", service.pid("decode-1"))
+    workers = {name: psutil.Process(service.pid(name)) for name in service.workers("decode")}
+    await goes_on_elsewhere(service, oracle, workers)
     await service.start_worker("decode")
     await until_used(service, PATIENCE_S)
-    core = next(one for one in psutil.Process(service.pid("decode-2")).children() if "EngineCore" in one.name())
-    await goes_on_elsewhere(service, oracle, "decode-2", core.pid)
+    workers = {name: psutil.Process(service.pid(name)) for name in service.workers("decode")}
+    cores = {
+        name: next(child for child in worker.children() if "EngineCore" in child.name())
+        for name, worker in workers.items()
+    }
+    await goes_on_elsewhere(service, oracle, cores)
 
 
-async def goes_on_elsewhere(service: Service, oracle: Oracle, worker_id: str, pid: int) -> None:
+async def goes_on_elsewhere(service: Service, oracle: Oracle, processes: dict[str, psutil.Process]) -> None:
     prompts = [text(200 + number, 40) for number in range(6)]
     penalized = [greedy(text(210 + number, 40), 60, ignore_eos=True, **PENALIZED) for number in range(2)]
     undisturbed = [(await service.client.generate(one, PATIENCE_S)).token_ids for one in penalized]
     requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + penalized
-    answers = await killed_in_mid_stream(service, requests, worker_id, psutil.Process(pid).kill)
+    kills = {name: process.kill for name, process in processes.items()}
+    lost, answers = await killed_in_mid_stream(service, requests, kills)
     expected = [oracle.greedy(prompt, 60, ignore_eos=True) for prompt in prompts] + undisturbed
     assert [answer.token_ids for answer in answers] == expected
-    await until_gone(service, worker_id, PATIENCE_S)
+    await until_gone(service, lost, PATIENCE_S)
     await until_idle(service, PATIENCE_S)
     await until_tree_is_right(service, PATIENCE_S)
