@@ -113,7 +113,7 @@ def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
     has_order = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0  # an array of no dimension has none
     if isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set) or not has_order:
         raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
-    return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
+    return given if hasattr(given, "__getitem__") else list(given)  # arrays suffice
 
 
 def _is_number(value: Any) -> bool:
