@@ -99,6 +99,6 @@ async def test_what_has_begun_is_finished_however_late_it_is(tokenizer: Tokenize
 async def test_a_request_whose_whole_time_is_over_has_missed_its_deadline(tokenizer: Tokenizer) -> None:
     async with routing(tokenizer, ScriptedWorker("d0")) as router:
         over = replace(request(timeout_s=-0.1), first_by_s=time.monotonic() - 0.1)
-        with fails_with(DeadlineError, "did not finish"):
+        with fails_with(DeadlineError, "was late before it began"):
             await collect(stream(router, over))
         router.check_idle()
