@@ -72,7 +72,7 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
         else:
             (near,) = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.0)
             raise InvalidRequestError(name, f"is not known here; the nearest known field is {near!r}")
-    if not _is_listed(prompt):
+    if not has_order(prompt) or not hasattr(prompt, "__len__"):
         raise InvalidRequestError("prompt", f"must be a text, token ids or messages, not {type(prompt).__name__}")
     is_chat = len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if is_chat:
@@ -87,10 +87,9 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
     return request
 
 
-def _is_listed(prompt: object) -> bool:
-    """Whether it may be a text or ids: an array of no dimension has no length."""
-    has_order = not isinstance(prompt, bytes | bytearray | memoryview | Mapping | Set) and hasattr(prompt, "__len__")
-    return has_order and getattr(prompt, "ndim", 1) != 0
+def has_order(given: object) -> bool:
+    """Whether it may be a text, ids or messages: bytes, sets and arrays of no dimension are not."""
+    return not isinstance(given, bytes | bytearray | memoryview | Mapping | Set) and getattr(given, "ndim", 1) != 0
 
 
 def _given(sampling: object) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Prompts and chats of a Python caller, through the checks that the service's requests pass."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from baton.client.request import has_order
 from baton.in_process.sampling_params import SamplingParams
 from baton_proto.sampling import MAX_SEED
 from router.api.http.openai_fields import ChatMessage
@@ -110,10 +111,9 @@ class PromptReader:
 
 def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
     """What has an order, arrays and tensors too; others are refused by what was to stand there."""
-    has_order = isinstance(given, Iterable) and getattr(given, "ndim", 1) != 0  # an array of no dimension has none
-    if isinstance(given, str | bytes | bytearray | memoryview | Mapping | Set) or not has_order:
+    if isinstance(given, str) or not isinstance(given, Iterable) or not has_order(given):
         raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
-    return given if hasattr(given, "__getitem__") else list(given)  # arrays suffice
+    return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
 
 
 def _is_number(value: Any) -> bool:

@@ -10,15 +10,8 @@ from typing import Annotated
 import typer
 
 from baton.cli.events.session import nats_session
+from baton.cli.terminal import options
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
-from baton.cli.terminal.options import (
-    DEFAULT_ADDRESS,
-    AddressOption,
-    CaFileOption,
-    DrainTimeoutOption,
-    JsonOption,
-    OperatorKeyFileOption,
-)
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerSleep
@@ -43,11 +36,11 @@ def sleep(
     level: Annotated[
         int, typer.Option(min=1, max=2, help="1 keeps the weights in host memory, 2 drops them and reads them again.")
     ] = 1,
-    drain_timeout: DrainTimeoutOption = 30.0,
-    address: AddressOption = DEFAULT_ADDRESS,
-    operator_key_file: OperatorKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    drain_timeout: options.DrainTimeoutOption = 30.0,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    operator_key_file: options.OperatorKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
     _check(worker, everyone)
@@ -71,10 +64,10 @@ def wake(
     worker: WorkerArgument = None,
     everyone: AllOption = False,
     tags: Annotated[str, typer.Option(metavar="TAG,TAG", help="weights, kv_cache. [default: both]")] = "",
-    address: AddressOption = DEFAULT_ADDRESS,
-    operator_key_file: OperatorKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    operator_key_file: options.OperatorKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
     _check(worker, everyone)

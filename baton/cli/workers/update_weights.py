@@ -8,15 +8,8 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.terminal import options
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
-from baton.cli.terminal.options import (
-    DEFAULT_ADDRESS,
-    AddressOption,
-    CaFileOption,
-    DrainTimeoutOption,
-    JsonOption,
-    OperatorKeyFileOption,
-)
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerWeights
@@ -30,11 +23,11 @@ def update_weights(
     ],
     worker: Annotated[str, typer.Option(metavar="WORKER", help="Its id, as `baton status` shows it.")] = "",
     everyone: Annotated[bool, typer.Option("--all", help="All workers, or none.")] = False,
-    drain_timeout: DrainTimeoutOption = 30.0,
-    address: AddressOption = DEFAULT_ADDRESS,
-    operator_key_file: OperatorKeyFileOption = None,
-    ca_file: CaFileOption = None,
-    as_json: JsonOption = False,
+    drain_timeout: options.DrainTimeoutOption = 30.0,
+    address: options.AddressOption = options.DEFAULT_ADDRESS,
+    operator_key_file: options.OperatorKeyFileOption = None,
+    ca_file: options.CaFileOption = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Replace the weights of running workers: drain, read, forget cached prefixes, serve again."""
     if bool(worker) == everyone:
