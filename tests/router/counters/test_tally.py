@@ -1,6 +1,7 @@
 """What a router counts of its requests: for the planner, for Prometheus, for status."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,16 +28,18 @@ def assignment(decode: WorkerKey = ("d", 1), reason: int = ALONE) -> Assignment:
     return cast(Assignment, SimpleNamespace(link=SimpleNamespace(worker=decode), prefill=None, placement=placement))
 
 
-def test_a_request_is_counted_when_it_comes_when_it_starts_and_when_it_ends() -> None:
+def test_a_request_is_counted_when_it_comes_when_it_starts_and_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     metrics = RouterMetrics()
     tally, _ = Tally(metrics, 0, 100), Tally(metrics, 1, 30)
     tally.attempt()
     tally.placed(assignment(), 0.1)
     tally.prompt_done(assignment().placement, 64, None)
-    tally.arrived_s -= 0.2
+    now_s += 0.2
     tally.output(assignment(), 1)
+    now_s += 0.5
     tally.output(assignment(), 10)
-    tally.last_s = tally.first_s + 0.5
     tally.ended()
     counted = metrics.totals
     assert (counted.arrivals, counted.input_tokens, counted.input_tokens_squared) == (2, 130, 100.0**2 + 30.0**2)
