@@ -4,7 +4,6 @@ The engine's scheduler makes a step for every token. Here, consecutive steps tha
 worker's next event. Otherwise the scheduler's rules hold: prompt chunks run beside the decodes and share the budget.
 """
 
-import itertools
 import math
 import random
 from array import array
@@ -20,7 +19,7 @@ from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
 from engine.core.block_manager import BlockManager
-from engine.core.prefill_budget import Due, Turns, share_by_turns, slips_in, turns
+from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
 from engine.core.scheduler import LOOK_AHEAD
 from engine.core.sequence import Sequence
 from engine.core.timed_steps import TimedSteps
@@ -71,7 +70,6 @@ class Job:
     found_tokens: int = 0  # in that worker's cache
     first_token_s: float = 0.0
     due_s: float = math.inf  # when its first token is due
-    start: int = -1  # how much of its prompt need not be computed, as known last; -1: nobody looked
 
     @property
     def left(self) -> int:
@@ -217,20 +215,32 @@ class SimulatedWorker:
     def _schedule_prefill(self, now_s: float) -> list[tuple[Job, int]]:
         budget = MAX_BATCH_TOKENS - len(self._decoding)
         first, late = self.order(now_s)
-        self._start_in_danger(first, budget)
+        everyone = list(self._prefilling)
+        leaders = [job for job in everyone if job not in late]
+        self._start_in_danger(first, budget, leaders)
         passed: Job | None = None
-        for job in list(itertools.islice((job for job in self._waiting if job not in late), LOOK_AHEAD)):
+        num_seen = 0
+        for job in [job for job in self._waiting if job not in late]:
+            if num_seen == LOOK_AHEAD:
+                break
+            if self._follows(job, leaders):
+                continue
+            num_seen += 1
             keep = len(self._decoding)
             if not self._has_turn(job, budget, late):
                 passed = passed or job
                 continue
             if passed is not None:
                 keep += self.blocks.blocks_for(passed.request.prompt_tokens)
-            if not self._start(job, keep) and passed is None:
+            if self._start(job, keep):
+                leaders.append(job)
+            elif passed is None:
                 break
+        everyone.extend(leaders)
         for job in late:
-            if job in self._waiting and sum(map(_left, self._prefilling)) < budget:
-                self._start(job, len(self._decoding))
+            has_turn = job in self._waiting and sum(map(_left, self._prefilling)) < budget
+            if has_turn and not self._follows(job, everyone) and self._start(job, len(self._decoding)):
+                everyone.append(job)
         places = {id(job): place for place, job in enumerate(self._prefilling)}
         order = Turns(*([places[id(job)] for job in jobs if id(job) in places] for jobs in (first, late)))
         shares = share_by_turns(budget, list(map(_left, self._prefilling)), order)
@@ -243,27 +253,52 @@ class SimulatedWorker:
         if not jobs or step_s == math.inf:
             return [], []
         jobs.sort(key=lambda job: job.due_s)
-        dues = [Due(self._left_s(job, fresh=place < LOOK_AHEAD), job.due_s - now_s) for place, job in enumerate(jobs)]
+        coming = ComingBlocks()
+        dues: list[Due] = []
+        for place, job in enumerate(jobs):
+            start, end = self._start_of(job, coming, is_near=place < LOOK_AHEAD), job.request.prompt_tokens
+            if job.due_s > now_s:
+                coming.add(job.sequence.sequence_hashes, start // self.blocks.block_size)
+            dues.append(Due(self._timed.attentive_s(end - start, prefill_pairs(start, end)), job.due_s - now_s))
         first, late = turns(dues, step_s)
         return [jobs[i] for i in first], [jobs[i] for i in late]
 
-    def _left_s(self, job: Job, *, fresh: bool) -> float:
-        if job.sequence.block_table:
-            job.start = job.sequence.num_computed_tokens
-        elif fresh or job.start < 0:
-            job.start = self.blocks.cached_tokens(job.sequence)
-        end = job.request.prompt_tokens
-        return self._timed.attentive_s(end - job.start, prefill_pairs(job.start, end))
+    def _start_of(self, job: Job, coming: ComingBlocks, *, is_near: bool) -> int:
+        sequence = job.sequence
+        if sequence.block_table:
+            return sequence.num_computed_tokens
+        if is_near or sequence.num_looked_up < 0:
+            sequence.num_looked_up = self.blocks.cached_tokens(sequence)
+        else:
+            sequence.num_looked_up = self.blocks.more_at_hand(sequence, sequence.num_looked_up)
+        size, at_hand = self.blocks.block_size, sequence.num_looked_up
+        end = (job.request.prompt_tokens - 1) // size  # the last token is always computed
+        return max(at_hand, coming.start(sequence.sequence_hashes, at_hand // size, end) * size)
 
-    def _start_in_danger(self, first: list[Job], budget: int) -> None:
+    def _follows(self, job: Job, leaders: list[Job]) -> bool:
+        """Whether the job waits until an earlier one has computed what both begin with."""
+        cached = -1
+        for leader in leaders:
+            shared = self.blocks.shared_tokens(job.sequence, leader.sequence) if _number(leader) < _number(job) else 0
+            if leader.sequence.num_computed_tokens >= shared:
+                continue
+            cached = self.blocks.cached_tokens(job.sequence) if cached < 0 else cached
+            if follows(job.request.prompt_tokens - cached, shared - cached, _left(leader), MAX_BATCH_TOKENS):
+                return True
+        return False
+
+    def _start_in_danger(self, first: list[Job], budget: int, leaders: list[Job]) -> None:
         for job in first:
             if budget <= 0:
                 return
             if job in self._waiting:
+                if self._follows(job, leaders):
+                    continue
                 passed = self._waiting[0]
                 keep = 0 if passed is job else self.blocks.blocks_for(passed.request.prompt_tokens)
                 if not self._start(job, len(self._decoding) + keep):
                     continue
+                leaders.append(job)
             budget -= _left(job)
 
     def _start(self, job: Job, keep_available: int) -> bool:

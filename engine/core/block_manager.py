@@ -223,6 +223,12 @@ class BlockManager:
             return num_cached * self.block_size
         return min(len(hits) * self.block_size, sequence.num_tokens - 1)
 
+    def more_at_hand(self, sequence: Sequence, at_hand: int) -> int:
+        """tokens_at_hand() where so many were at hand before and are taken to be so still: quicker, because only what
+        has come since is compared."""
+        first = at_hand // self.block_size
+        return at_hand + len(self._cache.match(sequence, first, self._hash(sequence))) * self.block_size
+
     def shared_tokens(self, sequence: Sequence, other: Sequence) -> int:
         """Leading tokens in whole blocks that two prompts have in common, by their hashes, and that need not be
         computed for the first one where they are cached. `other` has blocks."""

@@ -11,9 +11,10 @@ of each step, and the first one that waits keeps its place though it is late, so
 are in danger.
 
 A prompt whose next tokens an earlier one computes right now waits until they are cached. Each token is then computed
-once, however many prompts with the same beginning come at the same time.
+once, however many prompts with the same beginning come at the same time; who is late is judged accordingly.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final, NamedTuple
@@ -52,6 +53,23 @@ def follows(left: int, led: int, leader_left: int, step_tokens: int) -> bool:
     share of the steps is smaller than its own would be.
     """
     return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)
+
+
+class ComingBlocks:
+    """Hashes of blocks that prompts are about to compute, in the order in which their first tokens are due. Whoever
+    comes behind them and begins alike finds these blocks cached."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def start(self, hashes: Sequence[int], first: int, end: int) -> int:
+        """The first block that a prompt with these hashes has to compute itself, at most `end`. first: blocks that are
+        cached."""
+        return bisect_left(range(end), True, lo=min(first, end), key=lambda i: hashes[i] not in self._hashes)
+
+    def add(self, hashes: Sequence[int], first: int) -> None:
+        """A prompt with these hashes computes its blocks from `first` on."""
+        self._hashes.update(hashes[first:])
 
 
 class Due(NamedTuple):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from baton_proto.discovery import prefill_pairs
 from engine.core.batch import Batch, ScheduledSequence
 from engine.core.block_manager import BlockManager
-from engine.core.prefill_budget import Due, Turns, follows, share_by_turns, slips_in, turns
+from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.timed_steps import TimedSteps
 
@@ -260,8 +260,9 @@ class Scheduler:
         """Starts the sequences whose turn comes in this step, in order until memory is short, and those that slip in
         before their turn. They join `prompts`, which stays in order."""
         passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
-        leaders = self._leaders()
         late = set(self._dated.late)
+        everyone = self._leaders()
+        leaders = [one for one in everyone if one not in late]
         last = late.difference(self.waiting[:1])  # the first one's turn comes however many are in time
         order = list(self.waiting)
         if last:
@@ -270,7 +271,8 @@ class Scheduler:
         for sequence in order:
             if len(self.running) >= self.max_running or num_seen == LOOK_AHEAD:
                 return
-            if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, leaders):
+            behind = everyone if sequence in late else leaders  # what is late goes last: it leads only its like
+            if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, behind):
                 continue
             num_seen += 1
             if self.block_manager.restores(sequence):
@@ -283,7 +285,9 @@ class Scheduler:
             kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
             if self._start(sequence, self._headroom() + kept):
                 prompts.insert(place, sequence)
-                leaders.append(sequence)
+                everyone.append(sequence)
+                if sequence not in late:
+                    leaders.append(sequence)
             elif passed is None:
                 self._starved = sequence
                 return
@@ -302,15 +306,33 @@ class Scheduler:
             return _NOBODY
         highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
         dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
+        coming = ComingBlocks()
+        dues: list[Due] = []
         for place, sequence in enumerate(dated):
-            if sequence.status is SequenceStatus.WAITING and (place < LOOK_AHEAD or sequence.num_looked_up < 0):
-                sequence.num_looked_up = self.block_manager.tokens_at_hand(sequence)
-        order = turns([Due(_left_s(sequence, took), sequence.due_s - now_s) for sequence in dated], step_s)
+            start, end = self._span(sequence, coming, is_near=place < LOOK_AHEAD)
+            if sequence.due_s > now_s:  # what is late goes last, and nobody waits for it
+                computed = min(start, sequence.num_computed_tokens) if sequence.block_table else start
+                coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size)
+            dues.append(Due(took.attentive_s(end - start, prefill_pairs(start, end)), sequence.due_s - now_s))
+        order = turns(dues, step_s)
         return _Dated(*([dated[i] for i in part] for part in order))
+
+    def _span(self, sequence: Sequence, coming: ComingBlocks, *, is_near: bool) -> tuple[int, int]:
+        """Which tokens of its prompt a sequence has still to compute, [start, end), after those that are due sooner."""
+        if sequence.status is not SequenceStatus.WAITING:
+            return sequence.num_scheduled_tokens, sequence.num_prefill_tokens
+        manager, size = self.block_manager, self.block_manager.block_size
+        if is_near or sequence.num_looked_up < 0:
+            sequence.num_looked_up = manager.tokens_at_hand(sequence)
+        else:
+            sequence.num_looked_up = manager.more_at_hand(sequence, sequence.num_looked_up)
+        at_hand, hashes = sequence.num_looked_up, sequence.sequence_hashes
+        end = min(len(hashes), (sequence.num_tokens - 1) // size)  # the last token is always computed
+        return max(at_hand, coming.start(hashes, at_hand // size, end) * size), sequence.num_tokens
 
     def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
         """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
-        leaders = self._leaders()
+        leaders = [one for one in self._leaders() if one not in self._dated.late]
         for sequence in self._dated.first:
             if budget <= 0 or len(self.running) >= self.max_running:
                 return
@@ -416,12 +438,3 @@ def _is_enqueued(sequence: Sequence) -> bool:
 def _left(sequence: Sequence) -> int:
     """Tokens of its prompt that are in no step yet."""
     return sequence.num_prefill_tokens - sequence.num_scheduled_tokens
-
-
-def _left_s(sequence: Sequence, took: TimedSteps) -> float:
-    """How long the rest of its prompt takes."""
-    if sequence.status is SequenceStatus.WAITING:
-        start, end = sequence.num_looked_up, sequence.num_tokens
-    else:
-        start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
-    return took.attentive_s(end - start, prefill_pairs(start, end))

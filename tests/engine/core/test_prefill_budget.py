@@ -7,7 +7,17 @@ from math import inf
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.core.prefill_budget import CAUTION, Due, Turns, follows, share_by_turns, share_out, slips_in, turns
+from engine.core.prefill_budget import (
+    CAUTION,
+    ComingBlocks,
+    Due,
+    Turns,
+    follows,
+    share_by_turns,
+    share_out,
+    slips_in,
+    turns,
+)
 
 STEP_S = 1.0  # prompts take whole steps here
 dues = st.lists(st.builds(Due, st.integers(1, 5), st.one_of(st.integers(0, 20), st.just(inf))), max_size=6)
@@ -74,6 +84,21 @@ def test_a_prompt_waits_for_a_leader_of_similar_length_that_computes_more_than_a
     left: int, led: int, leader_left: int, step_tokens: int, waits: bool
 ) -> None:
     assert follows(left, led, leader_left, step_tokens) is waits
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=8), st.integers(0, 7))
+def test_a_block_that_prompts_have_in_common_is_computed_by_the_first_of_them_alone(
+    prompts: list[list[int]], num_cached: int
+) -> None:
+    beginnings = [[hash(tuple(prompt[: i + 1])) for i in range(len(prompt))] for prompt in prompts]
+    cached = set(beginnings[0][:num_cached]) if beginnings else set()
+    coming, computed = ComingBlocks(), set(cached)
+    for hashes in beginnings:
+        at_hand = sum(one in cached for one in hashes)
+        start = coming.start(hashes, at_hand, len(hashes))
+        assert start == sum(one in computed for one in hashes)
+        coming.add(hashes, start)
+        computed.update(hashes)
 
 
 @given(dues)

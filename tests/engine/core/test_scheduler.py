@@ -270,6 +270,48 @@ def test_a_prompt_in_danger_waits_for_the_one_that_computes_its_beginning() -> N
     assert names(step(scheduler))[0] == ["first"]
 
 
+def siblings(count: int, *, shared: int, own: int) -> list[Sequence]:
+    """Each is `own` tokens longer than the one before, as calls of one agent are."""
+    tokens = list(range(5000, 5000 + shared + count * own))
+    return [make_sequence(f"{n}", tokens[: shared + n * own], max_tokens=1) for n in range(1, count + 1)]
+
+
+def test_siblings_are_not_late_because_their_beginning_is_computed_once() -> None:
+    scheduler, took = make_scheduler(2048, max_batch_tokens=64), steps_of(1.0)
+    calls = siblings(2 * LOOK_AHEAD, shared=400, own=80)
+    for call in calls:
+        call.due_s = 2.1  # computed apart, they take 17.3 s; together 1.7 s
+        scheduler.add(call)
+    now_s, ends = 0.0, []
+    while len(ends) < len(calls):
+        scheduler.look_ahead(now_s, took)
+        assert scheduler._dated.late == []
+        batch = step(scheduler)
+        now_s += sum(item.num_tokens for item in batch.prefill) / 1e3
+        for item in batch.prefill:
+            if item.sample:
+                ends.append(now_s)
+                scheduler.finish(item.sequence)
+    assert max(ends) <= 2.1
+
+
+@pytest.mark.parametrize(
+    ("due_s", "other_tokens"), [(0.8, 400), (1.1, 1)], ids=["in danger, before another", "with time to spare"]
+)
+def test_nobody_whose_first_token_is_due_waits_for_a_prompt_that_is_late(due_s: float, other_tokens: int) -> None:
+    scheduler, took = make_scheduler(512, max_batch_tokens=64), steps_of(1.0)
+    late, urgent = siblings(2, shared=400, own=80)
+    late.due_s, urgent.due_s = 0.05, due_s
+    scheduler.add(late)
+    step(scheduler)
+    scheduler.add(distinct("other", other_tokens))
+    scheduler.add(urgent)
+    scheduler.look_ahead(0.1, took)
+    assert scheduler._dated.late == [late]
+    assert {"1", "2"} <= set(names(step(scheduler))[0])
+    assert late.num_computed_tokens == 64 + 2, "what the first of the others has beside prompts in danger"
+
+
 def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:
     scheduler = make_scheduler(16, max_batch_tokens=8)
     scheduler.add(distinct("long", 36))
