@@ -7,6 +7,9 @@ worker; the best of the repeats, in CPU seconds of the one thread that there is.
 the end of a request, or the end of a worker's step; consecutive steps that only decode are one event. Making the
 requests is not timed. The day's arrivals follow a sine from 0.2 to 1.8 times their mean rate.
 
+`100 times 10 in turns`: a hundred fleets of 10 mixed workers, whose events take turns. They have the memory of 1,000
+workers and the trees of 10, so that beside one such fleet in the same loop they tell what memory alone adds.
+
 Goals: 3 million events per second everywhere; the day within two minutes; an event costs at 1,000 workers at most 1.25
 times what it costs at 10. Exit code 1 when a goal is missed.
 """
@@ -15,16 +18,21 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numba
 import numpy as np
 from msgspec import Struct
+from numba.typed import List
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.routing.report import machine, write_results
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
-from simulator.stepwise.fleet import Layout, WorkerKind, simulate
+from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
+from simulator.stepwise.kernel import ENDED, go_on
+from simulator.stepwise.state import Fleet, Ints, new_state
 from simulator.workload import BIN_S, BINS_PER_DAY, Requests, chat_lengths, requests_of
 
 RATE = 8.0  # requests/s of a worker
@@ -68,9 +76,21 @@ def main() -> None:
     day = requests_of(swing * options.day / (BINS_PER_DAY * BIN_S), chat_lengths, 0)
     rows.append(run("a day, 1000 mixed", LAYOUTS["1000 mixed"], day))
     ratios = {kind: _event_ns(rows, f"1000 {kind}") / _event_ns(rows, f"10 {kind}") for kind in ("mixed", "split")}
-    _print(rows, ratios)
+    in_turns(2, 1000)  # compiles
+    turns = [
+        min((in_turns(fleets, options.requests) for _ in range(options.repeats)), key=lambda row: row.cpu_s)
+        for fleets in (1, 100)
+    ]
+    memory = turns[1].event_ns / turns[0].event_ns
+    _print([*rows, *turns], ratios)
+    print(f"memory alone: {memory:.2f} times")
     if options.json:
-        write_results(options.json, "simulator_speed", began, {"rows": rows, "cost_1000_to_10": ratios})
+        write_results(
+            options.json,
+            "simulator_speed",
+            began,
+            {"rows": [*rows, *turns], "cost_1000_to_10": ratios, "memory_alone": memory},
+        )
     missed = [row.case for row in rows if row.events / row.cpu_s < LEAST_EVENTS_PER_S]
     missed += [f"{row.case} took {row.wall_s:.0f} s" for row in rows[-1:] if row.wall_s > MOST_DAY_S]
     missed += [f"{kind}: cost x {ratio:.2f}" for kind, ratio in ratios.items() if ratio > MOST_RATIO]
@@ -84,9 +104,33 @@ def run(case: str, layout: Layout, requests: Requests) -> Row:
     return Row(case, len(requests.arrival_s), answers.events, *took)
 
 
-def _constant(layout: Layout, count: int) -> Requests:
+def in_turns(fleets: int, requests: int) -> Row:
+    layout = LAYOUTS["10 mixed"]
+    count = requests // fleets
+    given = [_constant(layout, count, seed) for seed in range(fleets)]
+    fleet = fleet_of(layout, PlacementConfig())
+    states = List([new_state(fleet, one) for one in given])
+    arrivals = List([one.arrival_s for one in given])
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    _in_turns(arrivals, fleet, states, np.zeros(fleets, dtype=np.int64))
+    took = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    events = sum(int(state.events[0]) for state in states)
+    return Row(f"{fleets} times 10 in turns", sum(len(one.arrival_s) for one in given), events, *took)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _in_turns(arrivals: Any, fleet: Fleet, states: Any, arrived: Ints) -> None:
+    going = len(states)
+    while going:
+        for i in range(len(states)):
+            if arrived[i] != ENDED:
+                arrived[i] = go_on(arrived[i], arrivals[i], fleet, states[i])
+                going -= arrived[i] == ENDED
+
+
+def _constant(layout: Layout, count: int, seed: int = 0) -> Requests:
     rate = RATE * (layout.prefill + layout.decode)
-    return requests_of(np.full(1, rate), chat_lengths, 0, bin_s=count / rate)
+    return requests_of(np.full(1, rate), chat_lengths, seed, bin_s=count / rate)
 
 
 def _event_ns(rows: list[Row], case: str) -> float:

@@ -6,8 +6,9 @@ of each sequence beside them, by the engine's rules (prefill_budget.py, schedule
 step_times.py says. Consecutive steps that only decode are one run up to the worker's next change; its time is their
 exact sum.
 
-What is simpler than in a service: a request starts when its whole answer fits into its worker's KV memory, so nothing
-is preempted; of each prompt a given part is cached wherever it goes; and the router knows at once how far a worker is.
+What is simpler than in a service: no first token is due (`Due` in prefill_budget.py); a request starts when its whole
+answer fits into its worker's KV memory, so nothing is preempted; of each prompt a given part is cached wherever it
+goes; and the router knows at once how far a worker is.
 
 An event is an arrival, a first token, the end of a request, or the end of a worker's step. A run counts as one event,
 however many tokens it makes.
@@ -39,22 +40,30 @@ from simulator.stepwise.state import (
 )
 from simulator.stepwise.winner_tree import change, key_of
 
+ENDED = -1  # in place of the number of requests that have arrived
+
 
 @entry
 def run(arrival_s: Floats, fleet: Fleet, state: State) -> None:
-    arriving = 0
-    while True:
-        now_s, w = state.trees[STEP_END, 0].key, state.trees[STEP_END, 0].worker
-        if arriving < len(arrival_s) and arrival_s[arriving] < now_s:
-            _arrive(arriving, arrival_s[arriving], fleet, state)
-            arriving += 1
-        elif now_s == math.inf:
-            return
-        else:
-            if state.workers[w].run:
-                _end_step(w, now_s, fleet, state)
-            _begin_step(w, now_s, fleet, state)
-            note_load(w, fleet, state)
+    arrived = 0
+    while arrived != ENDED:
+        arrived = go_on(arrived, arrival_s, fleet, state)
+
+
+@part
+def go_on(arrived: int, arrival_s: Floats, fleet: Fleet, state: State) -> int:
+    """Simulates what comes next, after the first `arrived` requests. Returns how many have arrived then."""
+    now_s, w = state.trees[STEP_END, 0].key, state.trees[STEP_END, 0].worker
+    if arrived < len(arrival_s) and arrival_s[arrived] < now_s:
+        _arrive(arrived, arrival_s[arrived], fleet, state)
+        return arrived + 1
+    if now_s == math.inf:
+        return ENDED
+    if state.workers[w].run:
+        _end_step(w, now_s, fleet, state)
+    _begin_step(w, now_s, fleet, state)
+    note_load(w, fleet, state)
+    return arrived
 
 
 @part
