@@ -36,7 +36,7 @@ from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
-from benchmarks.machine import describe, write_result
+from benchmarks.machine import describe, process_cpu_us, write_result
 from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.sequence import Sequence
@@ -173,7 +173,7 @@ async def _round(
 
         async def counts() -> list[float]:
             """A clock's seconds, tokens, events, and CPU us of the three processes."""
-            cpu = [_cpu_us(process) for process in (router, worker, pid)]
+            cpu = [process_cpu_us(process) for process in (router, worker, pid)]
             status = await client.status()
             return [time.perf_counter(), status.totals.output_tokens, num_events(), *cpu]
 
@@ -189,15 +189,6 @@ async def _round(
         kept = tokens / seconds * options.step_ms / 1e3 / options.streams
         blocks.append(Block(tokens / seconds, tokens / events, router_us, worker_us - engine_us, client_us, kept))
     return blocks
-
-
-def _cpu_us(pid: int) -> float:
-    """Of all threads. Finer than the ticks of /proc/PID/stat."""
-    nanoseconds = 0
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            nanoseconds += int((thread / "schedstat").read_text().split()[0])
-    return nanoseconds / 1e3
 
 
 # --- the client: a process of its own ---------------------------------------------------------------------------------
