@@ -20,6 +20,7 @@ from runtime.discovery.load_board import publish_load
 from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
+from runtime.processes.collector import calm_collector
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.assembly import EngineAssembly, EngineFactory, build_worker_engine
@@ -51,8 +52,13 @@ async def run_worker(
     """One worker alone in its process: serves until SIGTERM or SIGINT, then drains."""
     stop = stop_signal()
     assembly = build(config)
+
+    def on_ready(record: WorkerRecord) -> None:
+        calm_collector()
+        announce_ready(record)
+
     async with shared_parts(config, worker_id) as shared:
-        await serve_worker(shared, worker_id, build_role, assembly, stop, announce_ready)
+        await serve_worker(shared, worker_id, build_role, assembly, stop, on_ready)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Final
 
-from prometheus_client import Histogram, generate_latest
+from prometheus_client import generate_latest
 
 from baton_proto.placement_words import PLACED
 from baton_proto.router_report import BUCKETS, RouterTotals
@@ -22,7 +22,7 @@ from runtime.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from runtime.telemetry.metrics import ProcessMetrics, Read
+from runtime.telemetry.metrics import Distribution, ProcessMetrics, Read
 
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 INTERVAL_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0)
@@ -116,8 +116,8 @@ class RouterMetrics(ProcessMetrics):
         counter("output_tokens", "Output tokens of ended requests", lambda: self.output_tokens)
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 
-    def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"baton_router_{name}_seconds", what, buckets=buckets, registry=self.registry)
+    def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Distribution:
+        return self.distribution(f"baton_router_{name}_seconds", what, buckets)
 
 
 def first_fit(error: BaseException | None, table: dict[type, str]) -> str:

@@ -35,7 +35,7 @@ class PrefixIndex(Protocol):
 class Assignment:
     """The workers of one attempt, charged until `release`."""
 
-    __slots__ = ("charge", "expectation", "link", "placement", "prefill")
+    __slots__ = ("_prefilling", "charge", "expectation", "link", "placement", "prefill")
 
     def __init__(
         self,
@@ -50,12 +50,15 @@ class Assignment:
         self.placement = placement
         self.charge = charge
         self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
+        self._prefilling = True
 
     def prefill_done(self) -> None:
-        """The first token has come."""
-        self.charge.prefill_done()
-        if self.expectation is not None:
-            self.expectation.first_token()
+        """The first token has come. Further calls have no effect."""
+        if self._prefilling:
+            self._prefilling = False
+            self.charge.prefill_done()
+            if self.expectation is not None:
+                self.expectation.first_token()
 
     def release(self) -> None:
         self.charge.release()

@@ -32,7 +32,6 @@ from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
 
 FINISH_REASONS = {
-    None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
@@ -145,16 +144,22 @@ def grammar_of(message: pb.Grammar) -> Grammar:
             return Grammar(kind, getattr(message, kind))
 
 
-def piece_message(piece: Piece, tokenizer: Tokenizer) -> pb.Piece:
-    told = zip(piece.token_ids, piece.logprobs, strict=True) if piece.logprobs else ()
-    return pb.Piece(
-        index=piece.index,
-        token_ids=piece.token_ids,
-        text=piece.text,
-        logprobs=[_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in told],
-        finish_reason=FINISH_REASONS[piece.finish_reason],
-        parts=[] if piece.parsed is None else list(map(_part, piece.parsed.events)),
-    )
+def piece_response(request_id: str, piece: Piece, tokenizer: Tokenizer) -> pb.GenerateResponse:
+    """Fills the message in place: made of parts, which are copied, it takes four times as long."""
+    response = pb.GenerateResponse(request_id=request_id)
+    message = response.piece
+    message.SetInParent()
+    message.index = piece.index
+    message.token_ids.extend(piece.token_ids)
+    message.text = piece.text
+    if piece.logprobs:
+        told = zip(piece.token_ids, piece.logprobs, strict=True)
+        message.logprobs.extend([_logprob_message(token_id, logprobs, tokenizer) for token_id, logprobs in told])
+    if piece.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[piece.finish_reason]
+    if piece.parsed is not None:
+        message.parts.extend(map(_part, piece.parsed.events))
+    return response
 
 
 def _part(event: Event) -> pb.Part:

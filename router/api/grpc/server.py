@@ -30,7 +30,7 @@ from router.api.grpc.kserve import KserveService
 from router.api.grpc.messages import (
     finished_message,
     options_of,
-    piece_message,
+    piece_response,
     prompt_field_of,
     prompt_messages,
     prompt_of,
@@ -205,8 +205,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                     for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
                         await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
                         await asyncio.sleep(0)
-                    piece = piece_message(item, self._frontend.tokenizer)
-                    event = pb.GenerateResponse(request_id=shown_id, piece=piece)
+                    event = piece_response(shown_id, item, self._frontend.tokenizer)
                 await context.write(event)
 
     async def ListModels(  # noqa: N802

@@ -40,7 +40,7 @@ class Connection(HttpToolsProtocol):
         self._ended = ended
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, GatheringTransport(transport, self.loop)))
+        super().connection_made(cast(asyncio.Transport, WatchedTransport(transport, self.loop)))
         self._awaits: str = HEAD
         self._deaf = False  # what comes is dropped
         self._half_closed = False  # by the client, after whole requests
@@ -54,7 +54,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._awaits, self._deaf = NOTHING, True
         self._set_clock()
-        cast(GatheringTransport, self.transport).lost()
+        cast(WatchedTransport, self.transport).lost()
         super().connection_lost(exc)
         self._ended()
 
@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
             self._set_clock()
 
     def pause_writing(self) -> None:
-        cast(GatheringTransport, self.transport).watch_reader()
+        cast(WatchedTransport, self.transport).watch_reader()
         super().pause_writing()
 
     def _answering(self) -> bool:
@@ -232,25 +232,26 @@ def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     return served
 
 
-class GatheringTransport:
-    """Collects the writes of one turn of the event loop: a response's head and its first bytes go out in one system
-    call. A client that takes nothing of what waits for it during READ_TIMEOUT_S loses its connection."""
+class WatchedTransport:
+    """A client that takes nothing of what waits for it during READ_TIMEOUT_S loses its connection.
+
+    uvloop collects the writes of one turn of the event loop: a response's head and its first bytes go out in one system
+    call.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._pending: list[bytes] = []
         self._written = 0  # bytes
         self._watch: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
-        if not self._pending:
-            self._loop.call_soon(self._flush)
-        self._pending.append(data)
+        if not self._transport.is_closing():  # else the client has left
+            self._transport.write(data)
+            self._written += len(data)
 
     def close(self) -> None:
         if not self._transport.is_closing():
-            self._flush()
             self.watch_reader()
         self._transport.close()
 
@@ -261,7 +262,6 @@ class GatheringTransport:
             self._watch = self._loop.call_later(READ_TIMEOUT_S, self._check_reader, self._written - waiting)
 
     def lost(self) -> None:
-        self._pending.clear()
         if self._watch is not None:
             self._watch.cancel()
 
@@ -271,13 +271,6 @@ class GatheringTransport:
             self.watch_reader()
         else:
             self._transport.abort()
-
-    def _flush(self) -> None:
-        if self._pending:
-            data, self._pending = b"".join(self._pending), []
-            if not self._transport.is_closing():  # else the client has left
-                self._transport.write(data)
-                self._written += len(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

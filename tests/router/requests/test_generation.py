@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from baton_proto.sampling import PromptLogprobs
-from baton_proto.worker import Delta, Failure, Submit
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
+from baton_proto.worker import Delta, Failure, StepMessage, Submit
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -72,6 +72,26 @@ async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) 
         assert 'baton_router_requests_total{outcome="completed"} 1.0' in scraped
         assert 'baton_router_placements_total{reason="shipped"} 1.0' in scraped
         assert "baton_router_output_tokens_total 10.0" in scraped
+
+
+async def test_deltas_that_the_router_finds_together_are_one_piece_with_all_they_say(tokenizer: Tokenizer) -> None:
+    told = [TokenLogprobs(-0.1 * place, [(7, -0.5)]) for place in range(4)]
+    tokens = greedy(PROMPT, 4)
+
+    async def late(worker: ScriptedWorker, submit: Submit) -> None:
+        deltas = [Delta(submit.request_id, [token_id], [of]) for token_id, of in zip(tokens, told, strict=True)]
+        deltas[0] = replace(deltas[0], cached_tokens=16)
+        deltas[-1] = replace(deltas[-1], finish="length")
+        worker.send_any(StepMessage(deltas, worker.load))
+
+    async with routing(tokenizer, ScriptedWorker("d0", script=late)) as router:
+        piece, finished = [item async for item in stream(router, request(4))]
+        assert isinstance(piece, Piece)
+        assert isinstance(finished, Finished)
+        assert (piece.token_ids, piece.logprobs) == (tokens, told)
+        assert (piece.text, piece.finish_reason) == (text_of(tokenizer, tokens), "length")
+        assert (finished.completion_tokens, finished.cached_tokens) == (4, 16)
+        router.check_idle()
 
 
 async def test_choices_run_beside_each_other(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ import urllib.request
 from contextlib import ExitStack
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from baton.service.nats_server import NatsServer
 from runtime.nats.client import connect
@@ -89,3 +89,13 @@ async def test_what_is_no_scrape_is_refused(said: bytes, answer: bytes) -> None:
             heard = b""
         assert heard.startswith(answer)
     metrics.close()
+
+
+def test_a_distribution_of_one_thread_reads_like_a_histogram_of_the_library() -> None:
+    bounds, registry, metrics = (0.001, 0.02, 1.0, 30.0), CollectorRegistry(), ProcessMetrics()
+    theirs = Histogram("baton_test_seconds", "Seconds", buckets=bounds, registry=registry)
+    ours = metrics.distribution("baton_test_seconds", "Seconds", bounds)
+    for seconds in (0.0, 0.001, 0.0010001, 0.5, 1.0, 29.9, 31.0):
+        theirs.observe(seconds)
+        ours.observe(seconds)
+    assert generate_latest(registry) in generate_latest(metrics.registry)
