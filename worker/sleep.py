@@ -11,7 +11,6 @@ import structlog
 
 from baton_proto.kv_events import KvEvent
 from baton_proto.worker import SleepReport
-from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, TAGS
 from runtime.errors import ModelError, UnavailableError
@@ -103,18 +102,13 @@ async def _done(result: T | Awaitable[T]) -> T:
 
 def forget_prefixes(engine: Engine) -> list[KvEvent]:
     """Raises UnavailableError when a block is still in use."""
-    _check_unused(engine.block_manager)
+    engine.block_manager.check_unused()
     engine.block_manager.clear()
     return engine.block_manager.take_events()
 
 
 def lower_prefixes(engine: Engine) -> list[KvEvent]:
     """Keeps what fits into host memory. Raises UnavailableError when a block is still in use."""
-    _check_unused(engine.block_manager)
+    engine.block_manager.check_unused()
     engine.block_manager.vacate()
     return engine.block_manager.take_events()
-
-
-def _check_unused(manager: BlockManager) -> None:
-    if manager.num_used:
-        raise UnavailableError(f"{manager.num_used} KV blocks are still in use")

@@ -22,6 +22,7 @@ from engine.core.disk_prefixes import DiskPrefixCache
 from engine.core.moves import Move, Moves
 from engine.core.resting import OUTPUT, prompt_kind
 from engine.core.sequence import Sequence, SequenceStatus
+from runtime.errors import UnavailableError
 
 
 class Checksums(Protocol):
@@ -468,6 +469,11 @@ class BlockManager:
         """What was to be kept until now need not stay. Called with a clock that only rises, before each step."""
         self._now_s = now_s
         self._cache.expire(now_s)
+
+    def check_unused(self) -> None:
+        """Raises UnavailableError when a sequence holds a block."""
+        if self.num_used:
+            raise UnavailableError(f"{self.num_used} KV blocks are still in use")
 
     def clear(self) -> None:
         """Empties the prefix cache but for blocks that sequences hold; those are announced again. When it returns, no

@@ -52,9 +52,9 @@ class VllmCache(FollowedCache):
         return self.blocks.runs()
 
     def clear(self) -> None:
-        """Nothing here: vLLM empties its cache as it falls asleep (see VllmMemory)."""
+        """Nothing here: vLLM empties its cache as it falls asleep, when no block is in use (see VllmMemory)."""
 
-    vacate = clear
+    check_unused = vacate = clear
 
     def flush(self) -> bool:
         """False: there is nothing to write."""

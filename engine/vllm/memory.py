@@ -1,7 +1,9 @@
 """The memory of vLLM's engine for sleep and wake. Levels and tags are vLLM's, so they are passed on as they are."""
 
+import asyncio
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.core.engine import StepOutput
 from engine.loading.model_memory import TAGS, WEIGHTS, Tensors
@@ -11,6 +13,10 @@ from runtime.errors import ModelError, UnavailableError
 
 if TYPE_CHECKING:
     from engine.model.checkpoint import Checkpoint
+
+
+LAST_STEPS_S: Final = 30.0  # of a vLLM whose requests have ended
+ASK_AGAIN_S: Final = 0.01  # vLLM answers between its steps
 
 
 class VllmMemory:
@@ -38,16 +44,28 @@ class VllmMemory:
         vLLM does not say how many bytes came free. Raises UnavailableError."""
         if self._cannot_sleep:
             raise UnavailableError("vLLM sleeps on GPUs with `vllm: {enable_sleep_mode: true}` alone")
-        if not self._asleep and not await self._llm.engine_core.reset_prefix_cache_async():
-            raise UnavailableError("vLLM still uses KV blocks")
-        if self.loop is not None:
-            self.loop.tell(StepOutput([], self._cache.forget()))
         try:
+            if not self._asleep:
+                await self._empty()
+            if self.loop is not None:
+                self.loop.tell(StepOutput([], self._cache.forget()))
             await self._llm.engine_core.sleep_async(level)
+        except UnavailableError:
+            raise
         except Exception as error:  # vLLM raises the text of what its core raised
             raise UnavailableError(f"vLLM: {error}") from error
         self._asleep, self._dropped = set(TAGS), level > 1 and not self._on_cpu
         return 0
+
+    async def _empty(self) -> None:
+        """vLLM forgets its prefixes. Because the blocks of an answer that ended with the prefill worker's token, and
+        those of a prompt whose KV was just sent, come free with a later step of vLLM's, it is asked again until then.
+        Raises UnavailableError."""
+        deadline_s = time.monotonic() + LAST_STEPS_S
+        while not await self._llm.engine_core.reset_prefix_cache_async():
+            if time.monotonic() >= deadline_s:
+                raise UnavailableError(f"vLLM still uses KV blocks after {LAST_STEPS_S:g} s: try again")
+            await asyncio.sleep(ASK_AGAIN_S)
 
     async def wake(self, tags: tuple[str, ...]) -> None:
         """Raises UnavailableError."""

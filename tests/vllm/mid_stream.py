@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer, Piece
@@ -11,10 +11,16 @@ from tests.vllm.environment import PATIENCE_S
 
 
 async def killed_in_mid_stream(
-    service: Service, requests: list[pb.GenerateRequest], kills: dict[str, Callable[[], None]]
+    service: Service,
+    requests: list[pb.GenerateRequest],
+    kills: dict[str, Callable[[], None]],
+    later: Sequence[str] = (),
 ) -> tuple[str, list[Answer]]:
     """Sends the requests together and kills the first worker that has begun to answer one, out of those that `kills`
-    has a way for. Returns its id and the answers."""
+    has a way for. Workers in `later` sleep until then, so that they cannot answer all. Returns the killed worker's id
+    and the answers."""
+    for worker_id in later:
+        await service.client.sleep(worker_id)
     begun: asyncio.Queue[str] = asyncio.Queue()
     name = uuid.uuid4().hex
 
@@ -33,6 +39,8 @@ async def killed_in_mid_stream(
         while (victim := await decode_worker(service, await begun.get())) not in kills:
             pass
     kills[victim]()
+    for worker_id in later:
+        await service.client.wake(worker_id)
     answers = await asyncio.gather(*asked)
     assert any(answer.served_by[0].attempts > 1 for answer in answers)
     return victim, answers

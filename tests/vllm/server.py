@@ -1,8 +1,10 @@
 """`vllm serve` as a user starts it, with its two flags for KV events."""
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Sequence
@@ -16,6 +18,9 @@ MODEL = "smollm2"
 BLOCK = 32  # what vLLM's attention on a CPU can do is multiples of 32
 NUM_BLOCKS = 24  # few, so that prompts evict each other
 MAX_MODEL_LEN = 512
+FIRST_PORT = 10_000
+
+_given: set[int] = set()  # ports of this process's servers
 
 
 class VllmServer:
@@ -120,11 +125,16 @@ class VllmServer:
 
 
 def _free_ports(count: int) -> list[int]:
-    """vLLM takes no port 0 for its events."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
+    """vLLM takes no port 0 for its events, and binds these half a minute later. None is one that the kernel gives to
+    whoever asks for any, because another process would have it by then."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(FIRST_PORT, end)
+        if port not in _given:
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                ports.append(port)
+                _given.add(port)
     return ports
 
 

@@ -64,7 +64,7 @@ async def test_prompts_and_answers_on_different_vllm_workers(vllm_python: Path) 
         await a_grammar_is_kept(service)
         await the_first_layer_leaves_before_the_last_is_computed(service)
         await a_second_question_fetches_only_what_its_worker_has_not(service, oracle)
-        await all_blocks_are_free_again(service, oracle)
+        await whoever_has_just_answered_falls_asleep(service, oracle)
         await preempted_prompts_are_begun_again(service, oracle)
         names = service.workers("prefill") + service.workers("decode")
         assert not [name for name in names if "Traceback" in service.log(name) or "[error" in service.log(name)]
@@ -206,29 +206,25 @@ async def more_prompts_than_blocks_wait_for_each_other(service: Service, oracle:
     await until_tree_is_right(service, PATIENCE_S)
 
 
-async def all_blocks_are_free_again(service: Service, oracle: Oracle) -> None:
-    """vLLM falls asleep only when no request has blocks."""
-    for name in (*service.workers("prefill"), *service.workers("decode")):
-        async with asyncio.timeout(PATIENCE_S):
-            while not await falls_asleep(service, name):
-                await until_used(service, PATIENCE_S)
+async def whoever_has_just_answered_falls_asleep(service: Service, oracle: Oracle) -> None:
+    """Though the steps of vLLM's that free the last blocks are still to come: it falls asleep only when no request has
+    blocks."""
+    slept = set()
+    for number, _ in enumerate(service.workers("decode")):  # a sleeper leaves the next answer to another one
+        answer = await ask(service, text(340 + number, 100), 1)
+        for name in (answer.served_by[0].decode_worker, "prefill-1"):
+            assert (await service.client.sleep(name)).state == "sleeping"
+        assert (await service.client.wake("prefill-1")).state == "ready"
+        slept.add(answer.served_by[0].decode_worker)
+    assert slept == {*service.workers("decode")}
+    for name in slept:
         assert (await service.client.wake(name)).state == "ready"
-        await until_used(service, PATIENCE_S)
+    await until_used(service, PATIENCE_S)
     prompts = [text(350 + number, 100) for number in range(4)]
     answers = await asyncio.gather(*(ask(service, prompt, 4) for prompt in prompts))
     assert [answer.token_ids for answer in answers] == [oracle.greedy(prompt, 4) for prompt in prompts]
     assert {(answer.served_by[0].attempts, answer.served_by[0].transport) for answer in answers} == {(1, "shm")}
     await worker_view.until_idle(service, PATIENCE_S)
-
-
-async def falls_asleep(service: Service, name: str) -> bool:
-    """False: a step of vLLM's that frees the last blocks is still to come."""
-    try:
-        return (await service.client.sleep(name)).state == "sleeping"
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-            raise
-        return False
 
 
 async def a_killed_prefill_worker_costs_no_answer(service: Service, oracle: Oracle, victim: str) -> None:

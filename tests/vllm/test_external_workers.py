@@ -2,14 +2,18 @@
 in mid-stream and comes back."""
 
 import asyncio
+import contextlib
+from collections.abc import Sequence, Set
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
 from engine.external.server import VllmServer as Endpoint
+from engine.vllm.arguments import CPU_EXTENSION
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
@@ -22,10 +26,14 @@ from tests.spine.prompts import greedy
 from tests.spine.worker_view import inspect, until_idle, until_running, until_tree_is_right, until_used
 from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
 from tests.vllm.mid_stream import killed_in_mid_stream
-from tests.vllm.server import BLOCK, VllmServer, prompt
+from tests.vllm.server import BLOCK, MODEL, VllmServer, prompt
 from tests.vllm.test_workers import (
+    SAMPLED,
+    STEP_TOKENS,
     a_grammar_is_kept,
+    a_seed_draws_the_same_however_many_steps_the_prompt_takes,
     ask,
+    ask_any,
     every_sampling_parameter_is_taken,
     text,
     whoever_leaves_frees_the_engine,
@@ -35,6 +43,10 @@ from worker.external.agreement import agreed
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 FLAGS = ("--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}')
+MAX_TOKENS = 1024
+STEPS = ("--max-num-batched-tokens", str(STEP_TOKENS))
+WINDS_BACK = (*STEPS, "--worker-extension-cls", CPU_EXTENSION)
+WHOLE_PROMPTS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(MAX_TOKENS))
 FILES = resolve_model("smollm2")
 
 
@@ -55,7 +67,10 @@ async def test_servers_that_run_already(vllm_python: Path, tmp_path: Path) -> No
     """All of it in one test, because each server takes a minute to start."""
     oracle, tokenizer = Oracle(FILES.folder), Tokenizer(FILES.folder, FILES.config.vocab_size)
     async with AsyncExitStack() as stack:
-        one, two = (VllmServer(vllm_python, tmp_path / f"{name}.log", 1024, 256, FLAGS) for name in ("one", "two"))
+        one, two = (
+            VllmServer(vllm_python, tmp_path / f"{number}.log", MAX_TOKENS, 256, [*FLAGS, *way_out])
+            for number, way_out in enumerate((WINDS_BACK, WHOLE_PROMPTS))
+        )
         for server in (one, two):
             stack.push_async_callback(server.close)
         await asyncio.gather(one.start(), two.start())
@@ -65,15 +80,37 @@ async def test_servers_that_run_already(vllm_python: Path, tmp_path: Path) -> No
             await answers_are_those_of_transformers(service, oracle)
             await a_second_question_finds_the_first_ones_blocks(service)
             await every_sampling_parameter_is_taken(service, tokenizer)
+            await a_seed_draws_the_same_however_many_steps_the_prompt_takes(service)
+            await long_seeded_prompts_end_no_server(service)
             await a_grammar_is_kept(service)
             await whoever_leaves_frees_the_engine(service)
             await requests_of_others_count_in_the_load(service, one)
-            await a_killed_server_costs_no_token_and_is_found_again(service, oracle, one)
+            await a_killed_server_costs_no_token_and_is_found_again(service, oracle, {"gpu_one": one, "gpu_two": two})
         logs = "".join(service.log(name) for name in ("gpu_one", "gpu_two"))
         assert "on_step failed" not in logs
         assert "blocks that routers will not find" not in logs
         async with running_service("smollm2", 0, 1, **sections(gpu_one=one)) as service:
             await a_lost_server_leaves_its_requests_to_our_engine(service, oracle, one)
+
+
+async def test_a_server_that_ends_at_seeds_gets_none(vllm_python: Path, tmp_path: Path) -> None:
+    """Without the extension that winds a request's random stream back."""
+    server = VllmServer(vllm_python, tmp_path / "plain.log", MAX_TOKENS, 256, STEPS)
+    try:
+        await server.start()
+        service_of_one = sections() | {"external_workers": [external(server, "gpu_one", seeds=False)]}
+        async with running_service("smollm2", 0, 0, **service_of_one) as service:
+            options = SAMPLED | {"max_tokens": 4, "ignore_eos": True, "seed": 5}
+            for number in range(2):
+                answer = await ask_any(service, text(900 + number, 3 * STEP_TOKENS), **options)
+                assert (len(answer.token_ids), answer.served_by[0].attempts) == (4, 1)
+        body = {"model": MODEL, "prompt": text(910, 3 * STEP_TOKENS), "max_tokens": 4, "temperature": 0.8, "seed": 5}
+        async with httpx.AsyncClient(base_url=server.address, timeout=PATIENCE_S) as client:
+            with contextlib.suppress(httpx.TransportError):
+                status = (await client.post("/v1/completions", json=body)).status_code
+                assert status >= 500, "when this fails, the key `seeds` is superfluous for this vLLM"
+    finally:
+        await server.close()
 
 
 async def what_differs_is_named(server: VllmServer) -> None:
@@ -126,6 +163,14 @@ async def a_second_question_finds_the_first_ones_blocks(service: Service) -> Non
     assert sum(worker.worker_blocks for worker in compared) >= 4 * 15
 
 
+async def long_seeded_prompts_end_no_server(service: Service) -> None:
+    """One server winds back the random stream of a prompt that takes several steps, the other one takes none apart."""
+    prompts = [text(950 + number, 3 * STEP_TOKENS) for number in range(4)]
+    answers = await asyncio.gather(*(ask_any(service, prompt, max_tokens=4, seed=5, **SAMPLED) for prompt in prompts))
+    served = [answer.served_by[0] for answer in answers]
+    assert {(one.decode_worker, one.attempts) for one in served} == {("gpu_one", 1), ("gpu_two", 1)}
+
+
 async def requests_of_others_count_in_the_load(service: Service, server: VllmServer) -> None:
     theirs = asyncio.create_task(server.complete(prompt(3), 400))
     await until_running(service, "gpu_one", PATIENCE_S)
@@ -144,19 +189,20 @@ async def requests_of_others_count_in_the_load(service: Service, server: VllmSer
 
 
 async def a_killed_server_costs_no_token_and_is_found_again(
-    service: Service, oracle: Oracle, server: VllmServer
+    service: Service, oracle: Oracle, servers: dict[str, VllmServer]
 ) -> None:
-    before = await incarnation(service, "gpu_one")
-    answers = await goes_on_elsewhere(service, oracle, server)
-    assert {answer.served_by[0].decode_worker for answer in answers} == {"gpu_two"}
-    await until_status(service, {"gpu_two"})
-    await server.start()
+    before = {name: await incarnation(service, name) for name in servers}
+    lost, answers = await goes_on_elsewhere(service, oracle, servers)
+    left = servers.keys() - {lost}
+    assert {answer.served_by[0].decode_worker for answer in answers} == left
+    await until_status(service, left)
+    await servers[lost].start()
     await until_used(service, START_S)
-    assert await incarnation(service, "gpu_one") > before
+    assert await incarnation(service, lost) > before[lost]
     chat = text(500, 3 * BLOCK)
     await asyncio.gather(*(ask(service, [*chat, number], 4) for number in range(8)))
     found = [await ask(service, [*text(510 + number, 2 * BLOCK), 7], 4) for number in range(6)]
-    assert "gpu_one" in {answer.served_by[0].decode_worker for answer in found}, "it takes requests again"
+    assert lost in {answer.served_by[0].decode_worker for answer in found}, "it takes requests again"
     async with asyncio.timeout(PATIENCE_S):
         while any(worker.missing or worker.extra for worker in await service.client.diff(pb.DiffRequest(), 10)):
             await asyncio.sleep(0.1)
@@ -164,19 +210,22 @@ async def a_killed_server_costs_no_token_and_is_found_again(
 
 async def a_lost_server_leaves_its_requests_to_our_engine(service: Service, oracle: Oracle, server: VllmServer) -> None:
     """In a service that has both."""
-    answers = await goes_on_elsewhere(service, oracle, server)
+    _, answers = await goes_on_elsewhere(service, oracle, {"gpu_one": server}, later=["decode-1"])
     assert {answer.served_by[0].decode_worker for answer in answers} == {"decode-1"}
     await until_status(service, {"decode-1"})
 
 
-async def goes_on_elsewhere(service: Service, oracle: Oracle, server: VllmServer) -> list[Answer]:
-    """The server is killed while it answers."""
+async def goes_on_elsewhere(
+    service: Service, oracle: Oracle, servers: dict[str, VllmServer], later: Sequence[str] = ()
+) -> tuple[str, list[Answer]]:
+    """A server is killed while it answers. Returns its worker's id and the answers."""
     prompts = [text(200 + number, 40) for number in range(6)]
     requests = [greedy(prompt, 60, ignore_eos=True) for prompt in prompts]
-    _, answers = await killed_in_mid_stream(service, requests, {"gpu_one": server.kill})
+    kills = {name: server.kill for name, server in servers.items()}
+    lost, answers = await killed_in_mid_stream(service, requests, kills, later)
     expected = [oracle.greedy(one, 60, ignore_eos=True) for one in prompts]
     assert [answer.token_ids for answer in answers] == expected
-    return answers
+    return lost, answers
 
 
 async def incarnation(service: Service, worker_id: str) -> int:
@@ -184,7 +233,7 @@ async def incarnation(service: Service, worker_id: str) -> int:
     return next(worker.incarnation for worker in workers if worker.worker_id == worker_id)
 
 
-async def until_status(service: Service, worker_ids: set[str]) -> None:
+async def until_status(service: Service, worker_ids: Set[str]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while {worker.worker_id for worker in (await service.client.status(5)).workers} != worker_ids:
             await asyncio.sleep(0.05)

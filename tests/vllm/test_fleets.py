@@ -65,10 +65,10 @@ async def test_our_engine_and_vllm_serve_one_model_together(vllm_python: Path) -
 
 
 async def a_killed_decode_worker_costs_no_token(service: Service, oracle: Oracle, lost: str, left: str) -> None:
-    """The one worker is killed while it answers; the other one ends all answers."""
+    """The one worker is killed while it answers; the other one, which slept until then, ends all answers."""
     prompts = [text(300 + number, 40) for number in range(6)]
     requests = [greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
-    _, answers = await killed_in_mid_stream(service, requests, {lost: lambda: service.kill(lost)})
+    _, answers = await killed_in_mid_stream(service, requests, {lost: lambda: service.kill(lost)}, later=[left])
     expected = [oracle.greedy(prompt, TOKENS, ignore_eos=True) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
     assert {answer.served_by[0].decode_worker for answer in answers} == {left}

@@ -79,7 +79,7 @@ def external_assembly(
         model.dtype,
     )
     cache = ExternalCache(layout.block_size, layout.num_blocks)
-    engine = ExternalEngine(core, cache, facts.model, files.eos_token_ids)
+    engine = ExternalEngine(core, cache, facts.model, files.eos_token_ids, facts.seeds)
 
     def make_loop(_: Engine, on_step: Callable[[StepOutput], None]) -> VllmLoop:
         return VllmLoop(engine, VllmStream(external.events, external.replay, "", CONNECT_TIMEOUT_S), on_step)

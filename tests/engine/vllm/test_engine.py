@@ -12,6 +12,7 @@ from baton_proto.kv_events import Cleared, Stored
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
+from engine.vllm import memory as vllm_memory
 from engine.vllm.cache import VllmCache, salt_of, seed_of
 from engine.vllm.engine import VllmEngine
 from engine.vllm.loop import VllmLoop
@@ -29,6 +30,8 @@ class Core:
     def __init__(self) -> None:
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
         self.sent: list[tuple[str, Any]] = []
+        self.steps_to_come = 0  # until all blocks are free
+        self.has_ended = False
 
     async def get_output_async(self) -> Any:
         output = await self.outputs.get()
@@ -43,7 +46,10 @@ class Core:
         self.sent.append(("abort", names))
 
     async def reset_prefix_cache_async(self) -> bool:
-        return True
+        if self.has_ended:
+            raise ValueError("the core has ended")
+        self.steps_to_come -= 1
+        return self.steps_to_come < 0
 
     async def sleep_async(self, level: int) -> None:
         self.sent.append(("sleep", level))
@@ -255,6 +261,23 @@ async def test_asleep_the_cache_is_empty_until_vllm_has_said_so_itself(scene: Sc
     first = messages.payload(messages.cleared(), messages.stored([3], None, list(range(90, 90 + BLOCK))))
     assert [type(event) for event in scene.cache.take(Message(2, first))] == [Cleared, Stored]
     assert scene.cache.blocks.num_shown == 1
+
+
+async def test_the_steps_that_free_the_last_blocks_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    memory = VllmMemory(SimpleNamespace(engine_core=core), VllmCache(BLOCK, 10), "", on_cpu=True)
+    core.steps_to_come = 3
+    await memory.sleep(1)
+    assert core.sent == [("sleep", 1)]
+    await memory.wake(("weights", "kv_cache"))
+    core.steps_to_come = 1000
+    monkeypatch.setattr(vllm_memory, "LAST_STEPS_S", 0.05)
+    with pytest.raises(UnavailableError, match=r"still uses KV blocks after 0\.05 s: try again"):
+        await memory.sleep(1)
+    core.has_ended = True
+    with pytest.raises(UnavailableError, match="vLLM: the core has ended"):
+        await memory.sleep(1)
+    assert memory.asleep == ()
 
 
 async def test_a_gpu_without_sleep_mode_stays_awake() -> None:
