@@ -23,6 +23,15 @@ def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """A machine stands still for seconds at times, and with it both ends of a connection that tests make."""
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("worker.stream_server.HELLO", "router.workers.link.HELLO", "engine.external.server.CONNECT"):
+            patch.setattr(f"{limit}_TIMEOUT_S", 60.0)
+        yield
+
+
 # How long an example takes, and how long it takes to make one, says more about the machine than about the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")

@@ -37,9 +37,9 @@ async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path
             assert await metric(service, worker_id, "kv_blocks_restored_total") > 0
             assert await metric(service, worker_id, "kv_host_blocks") > 0
             assert await metric(service, worker_id, "kv_blocks_lowered_total") > 0
-        summary, _ = await service.client.tree(pb.TreeRequest(), 5)
+        summary, _ = await service.client.tree(pb.TreeRequest(), 60)
         known = {owner.worker_id: owner.host_blocks for owner in summary.workers}
-        for worker in (await service.client.status(5)).workers:
+        for worker in (await service.client.status(60)).workers:
             assert 0 < worker.host_blocks_used <= worker.host_blocks_total == 256
             assert known[worker.worker_id] == worker.host_blocks_used
         assert [found.verdict for found in await service.client.diff(pb.DiffRequest(), 10)] == [

@@ -36,7 +36,7 @@ async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> d
     deadline_s = time.monotonic() + 30
     while True:
         await publish_load(nats, LoadReport(MAJOR, MUTE, mute.incarnation, load))
-        notes = {worker.worker_id: worker.note for worker in (await service.client.status(5)).workers}
+        notes = {worker.worker_id: worker.note for worker in (await service.client.status(60)).workers}
         if SILENT_NOTE in notes.get(MUTE, ""):
             return notes
         assert time.monotonic() < deadline_s, notes

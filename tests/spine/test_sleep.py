@@ -25,11 +25,11 @@ SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 
 
 async def worker(service: Service, worker_id: str) -> pb.WorkerStatus:
-    return next(one for one in (await service.client.status(5)).workers if one.worker_id == worker_id)
+    return next(one for one in (await service.client.status(60)).workers if one.worker_id == worker_id)
 
 
 async def until_state(service: Service, worker_id: str, state: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await worker(service, worker_id)).state != state:
             await asyncio.sleep(0.01)
 

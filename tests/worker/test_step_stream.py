@@ -239,5 +239,5 @@ async def test_a_stream_whose_handler_fails_is_closed() -> None:
     stream = await dial(await server.start("127.0.0.1"), "decode-0")
     stream.send(Hello(MAJOR, "router-0", incarnation=42))
     assert await stream.receive(decode_greeting) == OURS
-    await asyncio.wait_for(stream.ended(), 10)
+    await asyncio.wait_for(stream.ended(), 60)
     await server.stop(1.0)

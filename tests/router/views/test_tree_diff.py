@@ -26,9 +26,9 @@ UNREACHABLE, MOVING = pb.DIFF_VERDICT_UNREACHABLE, pb.DIFF_VERDICT_MOVING
 @pytest.fixture
 async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as closing:
-        router_nats = await connect(nats_server.url, "router", timeout_s=5)
+        router_nats = await connect(nats_server.url, "router", timeout_s=60)
         closing.push_async_callback(router_nats.close)
-        worker_nats = await connect(nats_server.url, "workers", timeout_s=5)
+        worker_nats = await connect(nats_server.url, "workers", timeout_s=60)
         closing.push_async_callback(worker_nats.close)
         cluster = Cluster(nats_server, router_nats, worker_nats)
         await cluster.indexer.start()

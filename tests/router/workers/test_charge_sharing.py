@@ -39,7 +39,7 @@ async def join(nats_server: NatsServer) -> AsyncIterator[Join]:
     async with AsyncExitStack() as closing:
 
         async def join(router_id: str, config: ChargeSharingConfig = CONFIG) -> Router:
-            nats = await connect(nats_server.url, router_id, timeout_s=5)
+            nats = await connect(nats_server.url, router_id, timeout_s=60)
             closing.push_async_callback(nats.close)
             news = asyncio.Event()
             ledger = LoadLedger(16, 300.0, has_news=news.set)
@@ -109,7 +109,7 @@ async def test_a_router_that_dies_is_forgotten_after_its_time_to_live(join: Join
 async def test_a_burst_of_charges_becomes_few_messages_and_a_lonely_router_sends_signs_of_life_only(
     join: Join, nats_server: NatsServer
 ) -> None:
-    listener = await connect(nats_server.url, "listener", timeout_s=5)
+    listener = await connect(nats_server.url, "listener", timeout_s=60)
     reports: list[ChargeReport] = []
     await listener.subscribe(charges_subject("default"), lambda s, payload, h: reports.append(decode_charges(payload)))
     await listener.flush()

@@ -18,7 +18,7 @@ STREAM = StreamConfig(name="THINGS", subjects=["things.*"], allow_direct=True)
 
 @pytest.fixture
 async def client(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "test", timeout_s=5)
+    client = await connect(nats_server.url, "test", timeout_s=60)
     yield client
     await client.close()
 
@@ -125,7 +125,7 @@ async def test_a_server_that_hangs_up_before_its_greeting_costs_no_descriptors(
 
 
 async def test_closing_while_the_server_is_away_leaves_no_task_behind(nats_server: NatsServer) -> None:
-    client = await connect(nats_server.url, "test", timeout_s=5)
+    client = await connect(nats_server.url, "test", timeout_s=60)
     away = asyncio.Event()
     client.on_disconnect(away.set)
     await client.subscribe("greetings", lambda subject, payload, headers: None)

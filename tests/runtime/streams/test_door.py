@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import ProtocolError
 from runtime.streams.door import MAX_NEWCOMERS, Door, Talk, in_time, received, sent
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Inn:

@@ -141,7 +141,7 @@ class TestAgainstAService:
             "hits": 2,
             "owners": None,
         }
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         assert answer["summary"]["blocks"] == status.totals.tree_blocks == sum(r["blocks"] for r in answer["runs"])
 
         shown = await events(service, "tree")
@@ -194,7 +194,7 @@ class TestAgainstAService:
         assert new["decisions"][0]["prefill_worker"] == "prefill-1"
         chat = json.loads((await events(service, "explain", "--chat", "Who?", "--json")).stdout)
         assert chat["decisions"][0]["num_tokens"] > 5
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         assert status.queue.running == 0
 
     @pytest.mark.parametrize(
@@ -233,13 +233,13 @@ class TestAgainstAService:
     async def test_diff_finds_what_a_bogus_event_has_planted(self, service: Service) -> None:
         await until_idle(service)
         await until_tree_is_right(service)
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         (worker,) = [worker for worker in status.workers if worker.worker_id == "decode-1"]
         hashes = block_hashes(np.array(random_prompt(48, seed=9), dtype=np.uint32), 16)
         planted = sequence_hashes(hashes)
         await publish_as(service, worker, Stored(None, hashes.tobytes(), planted.tobytes()))
-        async with asyncio.timeout(5):
-            while (await service.client.status(5)).totals.tree_blocks == status.totals.tree_blocks:
+        async with asyncio.timeout(60):
+            while (await service.client.status(60)).totals.tree_blocks == status.totals.tree_blocks:
                 await asyncio.sleep(0.01)
 
         result = await events(service, "diff")

@@ -64,7 +64,7 @@ def stub(channel: grpc.aio.Channel) -> pb_grpc.InferenceStub:
 
 
 async def generate(stub: pb_grpc.InferenceStub, **fields: Any) -> list[pb.GenerateResponse]:
-    return [response async for response in stub.Generate(pb.GenerateRequest(**fields), timeout=20)]
+    return [response async for response in stub.Generate(pb.GenerateRequest(**fields), timeout=60)]
 
 
 async def refusal(stub: pb_grpc.InferenceStub, **fields: Any) -> grpc.aio.AioRpcError:
@@ -225,7 +225,7 @@ async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
 async def test_calls_at_once_on_one_connection_are_bounded(api: GrpcApi) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     writer.write(PREFACE + frame(SETTINGS, 0, 0, b""))
-    settings = await asyncio.wait_for(reader.read(100), 10)
+    settings = await asyncio.wait_for(reader.read(100), 60)
     writer.close()
     assert struct.pack(">HI", MAX_CONCURRENT_STREAMS, MAX_STREAMS) in settings
 
@@ -399,7 +399,7 @@ async def test_health_follows_readiness_and_says_so_to_watchers(generator: Scrip
     )
     api = GrpcApi(changing, make_questions(status))
     port = await api.start("127.0.0.1", 0)
-    async with asyncio.timeout(10), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know blocking channels only
         for service in ("", "baton.v1.Inference"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))

@@ -37,7 +37,7 @@ async def server(generator: ScriptedGenerator, grammars: GrammarCompiler) -> Asy
 
 @pytest.fixture
 async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
         yield client
 
 
@@ -113,7 +113,7 @@ async def test_bad_input_is_refused_as_openai_does(
 async def test_a_frontend_without_a_compiler_refuses_grammars(generator: ScriptedGenerator) -> None:
     async with (
         await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
     ):
         answer = await http.post("/v1/chat/completions", json=CHAT | {"response_format": {"type": "json_object"}})
     assert answer.status_code == 400
