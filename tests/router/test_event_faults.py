@@ -41,7 +41,7 @@ async def work(cluster: FaultyCluster, steps: int) -> None:
             await asyncio.sleep(0.002)
 
 
-async def calm_down(cluster: FaultyCluster, timeout_s: float = 20) -> None:
+async def calm_down(cluster: FaultyCluster, timeout_s: float = 60.0) -> None:
     """No new faults; what has happened is to be found and mended."""
     cluster.faults.on = False
     for worker in cluster.workers:

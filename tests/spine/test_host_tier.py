@@ -95,7 +95,7 @@ async def test_a_prompt_that_was_to_stay_is_found_when_others_have_come_after_it
     body = {"model": "tiny-llama", "prompt": kept, "max_tokens": 1, "temperature": 0, "keep_cache_s": 60}
     without_tier = {**small(1), "engine": ON_DEVICE | {"kv_memory": "1MiB", "block_size": 16}}
     async with running_service(tiny_model, 1, 1, without_tier) as service:
-        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
+        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1", timeout=60) as client:
             assert (await client.post("/completions", json=body)).is_success
         drop = greedy(dropped, 1)
         drop.drop_cache = True

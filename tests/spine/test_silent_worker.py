@@ -47,7 +47,7 @@ async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_m
     async with (
         running_service(tiny_model, 0, 1) as service,
         MuteWorker(MUTE, key=service.supervisor.keys.cluster) as mute,
-        httpx.AsyncClient() as http,
+        httpx.AsyncClient(timeout=60) as http,
     ):
         (healthy,) = service.workers("decode")
         nats = await service.connect_nats(MUTE)

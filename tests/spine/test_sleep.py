@@ -66,7 +66,7 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
 
         await service.client.sleep("prefill-1")
         await until_state(service, "prefill-1", "sleeping")
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             shown = (
                 await http.get(f"http://{service.supervisor.ready['prefill-1'].addresses['metrics']}/metrics")
             ).text

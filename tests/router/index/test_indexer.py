@@ -132,12 +132,12 @@ class Cluster:
         self.indexer.apply(Change("removed", worker.record()))
         await worker.publisher.close()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.005)
 
-    async def until_equal(self, worker: FakeWorker, timeout_s: float = 10) -> None:
+    async def until_equal(self, worker: FakeWorker, timeout_s: float = 60.0) -> None:
         """The tree holds exactly what the worker holds."""
         try:
             await self.until(lambda: table(self.indexer.tree, worker) == table(worker.cache.tree, worker), timeout_s)

@@ -39,7 +39,7 @@ async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
 
 
 async def compare(
-    cluster: Cluster, timeout_s: float = 5, max_blocks: int = 10, *worker_ids: str
+    cluster: Cluster, timeout_s: float = 60.0, max_blocks: int = 10, *worker_ids: str
 ) -> list[pb.WorkerDiff]:
     diff = TreeDiff(cluster.indexer, cluster._fetch, lambda: [worker.key for worker in cluster.workers.values()])
     wanted = pb.DiffRequest(worker_ids=worker_ids, max_blocks=max_blocks)

@@ -59,13 +59,12 @@ async def test_a_router_that_keeps_silent_ends_with_4_after_the_timeout(command:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     address = "{}:{}".format(*server.sockets[0].getsockname())
-    start_s = time.monotonic()
     result = await asyncio.to_thread(run, *command, "--address", address, "--timeout", "0.3")
     ended.set()
     server.close()
-    assert time.monotonic() - start_s < 3
-    assert result.exit_code in (ExitCode.DEADLINE, ExitCode.UNAVAILABLE)
+    assert result.exit_code == ExitCode.DEADLINE
     assert address in result.stderr
+    assert "within 0.3 s" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_what_a_body_has_grown_by_is_given_back_however_it_ends() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", *OTHER_DOORS])
 async def test_a_body_that_is_compressed_is_refused_as_such(server: HttpServer, path: str) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
         told = {"content-encoding": "gzip"}
         refused = await http.post(path, content=gzip.compress(json.dumps(COMPLETION).encode()), headers=told)
         taken = await http.post(path, content=b"{", headers={"content-encoding": "identity"})

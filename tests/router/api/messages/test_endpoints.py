@@ -361,7 +361,7 @@ async def test_a_client_that_leaves_ends_the_work(
 async def test_what_is_not_there_is_refused_in_the_form_of_the_protocol(
     server: HttpServer, method: str, path: str
 ) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
         refused = (await http.request(method, path)).json()
     assert refused["type"] == "error"
     assert refused["error"]["message"].startswith(f"{method} {path}: ")
