@@ -15,8 +15,9 @@ from baton.in_process.progress_bar import progress_bar
 from baton.in_process.prompt_reader import Messages, Params, PromptReader, Prompts
 from baton.in_process.sampling_params import SamplingParams
 from baton.service.machine_defaults import ALONE, suited_alone
+from baton_proto.worker import TAGS
 from engine.core.engine import Engine
-from engine.loading.model_memory import LEVELS, TAGS, Tensors
+from engine.loading.model_memory import LEVELS, Tensors
 from kvtransfer.slab.slab import Slab
 from router.api.sampling_options import model_defaults
 from router.requests.request import GenerateRequest

@@ -19,10 +19,10 @@ import psutil
 import torch
 
 from baton_proto.sampling import SamplingParams
+from baton_proto.worker import TAGS
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
 from engine.loading.loaded_model import LoadedModel, load_model
-from engine.loading.model_memory import TAGS
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig
 from tests.engine.engine_runs import run, sequences, small_engine

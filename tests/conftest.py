@@ -1,6 +1,8 @@
 """Fixtures that every part's tests share."""
 
 import logging
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,7 +11,23 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from baton.service.nats_server import NatsServer
+from tests.clock import Clock
 from tests.tiny_model import write_tiny_model
+
+STARTERS = {"running_service", "planned_service", "NatsServer", "Supervisor", "subprocess", "decode_worker"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first, then those with the most tests, because pytest-xdist hands files out in
+    this order and the last ones of a run have a machine for themselves."""
+    num_tests = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        module = item.getparent(pytest.Module)
+        starts = module is not None and not STARTERS.isdisjoint(vars(module.obj))
+        return not starts, -num_tests[item.path]
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,9 +41,25 @@ def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """A machine stands still for seconds at times, and with it both ends of a connection that tests make."""
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("worker.stream_server.HELLO", "router.workers.link.HELLO", "engine.external.server.CONNECT"):
+            patch.setattr(f"{limit}_TIMEOUT_S", 60.0)
+        yield
+
+
 # How long an example takes, and how long it takes to make one, says more about the machine than about the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)

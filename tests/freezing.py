@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 POLL_S = 0.001
 
 

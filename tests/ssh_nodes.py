@@ -31,7 +31,7 @@ ADDRESSES = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 SSH_PORT = 22  # the launcher knows no other
 SSHD = "/usr/sbin/sshd"
 PROGRAMS = (SSHD, "ssh", "ssh-keygen", "rsync", "setpriv", "unshare")
-READY_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

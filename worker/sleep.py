@@ -10,9 +10,9 @@ from typing import TypeVar
 import structlog
 
 from baton_proto.kv_events import KvEvent
-from baton_proto.worker import SleepReport
+from baton_proto.worker import TAGS, SleepReport
 from engine.core.engine import Engine
-from engine.loading.model_memory import LEVELS, TAGS
+from engine.loading.model_memory import LEVELS
 from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
 

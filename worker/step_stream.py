@@ -77,33 +77,24 @@ class RouterStream:
             if self._loop.time() >= self._not_before_s:
                 self._leave_soon()
             else:
-                self._timer = self._loop.call_at(self._not_before_s, self._leave_all)
+                self._timer = self._loop.call_at(self._not_before_s, self.leave)
 
     def leave(self) -> None:
         """Writes what is hurried and, in time, what else waits, if the router reads."""
-        if self._loop.time() >= self._not_before_s:
-            self._leave_all()
-            return
-        self._cancel_soon()
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._soon = self._timer = None
         self._blocked = not self._stream.writable
-        if self._hurried and not self._blocked:
+        if self._blocked:
+            return
+        if self._loop.time() >= self._not_before_s:
+            self._write_all()
+            return
+        if self._hurried:
             self._write([self._deltas.pop(request_id) for request_id in self._hurried])
         if self._deltas:
             self._leave_in_time()
-
-    def _leave_all(self) -> None:
-        self._cancel_soon()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._blocked = not self._stream.writable
-        if not self._blocked:
-            self._write_all()
-
-    def _cancel_soon(self) -> None:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
 
     def _write_all(self) -> None:
         news = list(self._deltas.values())

@@ -153,6 +153,8 @@ class AsyncClient:
         without `worker` all or none. `model`: a folder on the workers' machines. Raises BatonError with all reasons
         when nothing was changed: a checkpoint does not fit, or requests in flight do not end within `timeout_s`, or
         peers that map the KV do not let go within as long again."""
+        if not isinstance(model, str | os.PathLike):
+            raise InvalidRequestError("model", f"is {shown(model)}, must be the path of a folder")
         folder = str(Path(model).expanduser().absolute())
         answer = await self._ask(lambda router: router.update_weights(folder, worker, timeout_s))
         return [plain(WorkerWeights, one) for one in answer.workers]

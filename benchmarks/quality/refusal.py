@@ -7,9 +7,11 @@ disturbed.
 import math
 import os
 import random
-from functools import partial
+import traceback
+from collections.abc import Callable
+from functools import partial, wraps
 from heapq import heapify
-from typing import Final, Never
+from typing import Any, Final, Never
 
 import msgspec
 from msgspec import Struct
@@ -44,6 +46,22 @@ class Probe(Struct, frozen=True):
     late: list[int]  # of the requests that had been let in and waited, those that came late in the copy
 
 
+def ending_copies(step: Callable[..., None]) -> Callable[..., None]:
+    """A fault ends the copy it happens in, because behind the copy's callers the run would go on a second time."""
+
+    @wraps(step)
+    def taken(run: "Refusing", *arguments: Any) -> None:
+        try:
+            step(run, *arguments)
+        except BaseException:
+            if os.getpid() == run._pid:
+                raise
+            traceback.print_exc()
+            os._exit(1)
+
+    return taken
+
+
 class Refusing(Run):
     """The router's rule refuses. `share`: of the requests is let in, whatever the rule says. `probes`: the share of the
     refused that a copy lets in."""
@@ -60,7 +78,9 @@ class Refusing(Run):
         self._promised: list[int] = []  # in a copy: those that waited when it began
         self._probe: Fate | None = None  # in a copy: of the one that it lets in
         self._answer = -1  # in a copy: the pipe's end
+        self._pid = os.getpid()  # of the run
 
+    @ending_copies
     def arrive(self, now_s: float, request: TraceRequest) -> None:
         self.until(now_s)
         self.router.now_s = now_s
@@ -93,6 +113,7 @@ class Refusing(Run):
             return True
         return False
 
+    @ending_copies
     def until(self, end_s: float) -> None:
         probe = self._probe
         if probe is None:
@@ -157,7 +178,8 @@ class Foreseeing(Refusing):
 
 
 def fork() -> tuple[int, bytes | None]:
-    """In the run: -1 and what the copy has answered. In the copy: where it answers, and None."""
+    """In the run: -1 and what the copy has answered. In the copy: where it answers, and None. Raises RuntimeError when
+    the copy fails."""
     reader, writer = os.pipe()
     copy = os.fork()
     if not copy:
@@ -166,7 +188,8 @@ def fork() -> tuple[int, bytes | None]:
     os.close(writer)
     with open(reader, "rb") as file:
         reply = file.read()
-    os.waitpid(copy, 0)
+    if os.waitpid(copy, 0)[1]:
+        raise RuntimeError("a copy of the run has failed")
     return -1, reply
 
 

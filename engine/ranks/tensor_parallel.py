@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
+from baton_proto.worker import KV_CACHE
 from engine.core.batch import Batch, LayerDone, Runner, SampledToken, StepOnItsWay
 from engine.core.sequence import TokenScores
 from engine.loading.loaded_model import LoadedModel, load_model
-from engine.loading.model_memory import KV_CACHE, Tensors
+from engine.loading.model_memory import Tensors
 from engine.model.checkpoint import Checkpoint
 from engine.model.shard import FIELD, shard_of
 from engine.parallel.collective import Collective

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from baton_proto.worker import TAGS, WEIGHTS
 from engine.core.engine import StepOutput
-from engine.loading.model_memory import TAGS, WEIGHTS, Tensors
+from engine.loading.model_memory import Tensors
 from engine.vllm.cache import VllmCache
 from engine.vllm.loop import VllmLoop
 from runtime.errors import ModelError, UnavailableError

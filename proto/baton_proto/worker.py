@@ -233,9 +233,12 @@ class SleepRequest(Struct, frozen=True):
     timeout_s: float  # for requests in flight, and the same again for peers that map the KV
 
 
+WEIGHTS, KV_CACHE = TAGS = ("weights", "kv_cache")
+
+
 class WakeRequest(Struct, frozen=True):
     version: Count
-    tags: Annotated[list[Name], Rows]  # "weights", "kv_cache"; none: all
+    tags: Annotated[list[Name], Rows]  # of TAGS; none: all
 
 
 class SleepReport(Struct, frozen=True):

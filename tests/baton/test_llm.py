@@ -58,7 +58,10 @@ def test_greedy_answers_of_smollm2_equal_those_of_transformers() -> None:
 async def test_answers_equal_those_of_a_service_with_the_same_seed(tiny_model: Path, llm: LLM) -> None:
     prompt = "A relay race is won by the team"
     options = SAMPLED | {"seed": 7, "stop": ["e "], "min_tokens": 3}
-    async with running_service(tiny_model, 1, 1) as service, httpx.AsyncClient(base_url=service.http_url) as http:
+    async with (
+        running_service(tiny_model, 1, 1) as service,
+        httpx.AsyncClient(base_url=service.http_url, timeout=60) as http,
+    ):
         answer = await http.post("/v1/completions", json=options | {"prompt": prompt, "logprobs": 2, "n": 3})
         choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
         chat = await http.post("/v1/chat/completions", json=options | {"messages": CHAT})

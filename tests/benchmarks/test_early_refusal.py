@@ -1,11 +1,14 @@
 """Copies of a run that let a refused request in."""
 
 import math
+import os
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from benchmarks.quality.refusal import Fate, Foreseeing, Probe, Refusing
-from benchmarks.quality.simulation import Fleet
+from benchmarks.quality.simulation import Fleet, Run
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.traffic import Documents, generated
 from runtime.config.serving import MockConfig
@@ -34,6 +37,23 @@ def test_copies_leave_the_run_as_it_is(documents: list[TraceRequest]) -> None:
     assert refused
     assert [probe.number for probe in with_probes.probes] == refused[: len(with_probes.probes)]
     assert with_probes.probes
+
+
+@pytest.mark.parametrize("rule", [partial(Refusing, probes=1.0), Foreseeing])
+def test_a_fault_in_a_copy_ends_the_copy_and_fails_the_run_once(
+    rule: Callable[[Fleet], Refusing], documents: list[TraceRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, original = os.getpid(), Run.arrive
+
+    def arrive(run: Run, now_s: float, request: TraceRequest) -> None:
+        if os.getpid() != here:
+            raise ValueError("a fault")
+        original(run, now_s, request)
+
+    monkeypatch.setattr(Run, "arrive", arrive)
+    with pytest.raises(RuntimeError, match="a copy of the run has failed"):
+        ran(rule(FLEET), documents)
+    assert os.getpid() == here
 
 
 def test_a_refusal_of_what_an_idle_worker_has_in_time_is_wrong(documents: list[TraceRequest]) -> None:

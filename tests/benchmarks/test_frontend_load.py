@@ -47,7 +47,7 @@ async def test_an_answer_that_is_no_stream_fails_the_load() -> None:
     with pytest.raises(LoadFailedError, match="503"):
         await Load(f"{host}:{port}", "/x", iter([b"{}"])).run(1, 0.1)
     server.close()
-    await asyncio.wait_for(gone.wait(), 5)
+    await asyncio.wait_for(gone.wait(), 60)
 
 
 def test_the_benchmark_runs_and_writes_its_figures(tiny_model: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ async def test_load_is_reported_while_nothing_happens(config: ServingConfig, dec
         load_subject(config.namespace, decode.worker_id),
         lambda _, data, __: reports.put_nowait(decode_load_report(data)),
     )
-    first, second = [await asyncio.wait_for(reports.get(), 3) for _ in range(2)]
+    first, second = [await asyncio.wait_for(reports.get(), 60) for _ in range(2)]
     await nats.close()
     assert (first.worker_id, first.incarnation) == ("decode-0", decode.incarnation)
     assert (second.load.running, second.load.blocks_total) == (0, 512)

@@ -33,7 +33,7 @@ class Watched:
 
     async def targets(self) -> list[dict[str, Any]]:
         """As the router lists them."""
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             found: list[dict[str, Any]] = (await http.get(f"{self.planned.service.http_url}/metrics/targets")).json()
         return found
 
@@ -59,7 +59,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 async def refuse(planned: Planned) -> None:
     """Requests that cannot be served, by both APIs."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         url = f"{planned.service.http_url}/v1/completions"
         assert (await http.post(url, json={"prompt": "a", "temperature": -1})).status_code == 400
         assert (await http.post(url, json={"prompt": "a", "model": "another"})).status_code == 404
@@ -124,7 +124,7 @@ async def test_workers_tell_of_transfers_tokens_and_their_state(watched: Watched
 
 
 async def test_promtool_finds_nothing_to_mend_in_any_exposition(watched: Watched) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for target in await watched.targets():
             (address,) = target["targets"]
             text = (await http.get(f"http://{address}/metrics")).content
@@ -133,7 +133,7 @@ async def test_promtool_finds_nothing_to_mend_in_any_exposition(watched: Watched
 
 async def test_the_table_in_the_documentation_is_what_exists(watched: Watched) -> None:
     """Name, type, labels and meaning of each metric."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         texts = [
             (await http.get(f"http://{address}/metrics")).text
             for target in await watched.targets()

@@ -40,7 +40,7 @@ class ReaderProcess:
         return self.process.stdout
 
     def lost(self, problem: str | None = None) -> RankLostError:
-        return RankLostError(1, self.process.pid, problem or f"ended with {self.process.wait(30)}")
+        return RankLostError(1, self.process.pid, problem or f"ended with {self.process.wait(60)}")
 
     def heard(self, count: int) -> list[tuple[int, str]]:
         """Length and hash of the next commands."""

@@ -72,7 +72,7 @@ async def hear(url: str, said: list[tuple[Subject, str, bytes]], number: int) ->
         async with AsyncExitStack() as closing:
             clients = []
             for name in ("router", "stranger"):
-                clients.append(await connect(url, name, namespace, timeout_s=20))
+                clients.append(await connect(url, name, namespace, timeout_s=60))
                 closing.push_async_callback(clients[-1].close)
             ours, theirs = clients
             directory, board = await listen(ours, closing)

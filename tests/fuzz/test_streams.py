@@ -32,7 +32,7 @@ from worker.step_stream import RouterStream, StepStreams
 from worker.stream_server import StreamServer
 
 OURS = Hello(MAJOR, "decode-0", incarnation=42)
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 greeting = messages(Hello, version=st.just(MAJOR), incarnation=st.sampled_from((0, 42)), stream=st.just(STEPS))
 said = st.tuples(almost(st.builds(encode, greeting)), st.lists(almost(st.builds(encode, messages(WorkerCommand)))))

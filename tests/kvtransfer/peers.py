@@ -1,6 +1,7 @@
 """Both ends of KV transfers for tests: in this process, in child processes, and raw sockets that say what they like."""
 
 import json
+import math
 import os
 import queue
 import socket
@@ -35,10 +36,16 @@ LAYOUT = SlabLayout(num_layers=4, num_blocks=32, num_kv_heads=2, block_size=16, 
 PREFILL_LAYOUT = SlabLayout(num_layers=4, num_blocks=48, num_kv_heads=2, block_size=16, head_dim=16, dtype="float32")
 DECODE_IDENTITY = SlabIdentity("decode-0", 7, "model", LAYOUT)
 PREFILL_IDENTITY = SlabIdentity("prefill-0", 3, "model", PREFILL_LAYOUT)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 Event = TypeVar("Event", bound=TransferEvent)
+
+
+def patient(**settings: Any) -> TransferConfig:
+    """Of peers that wait for each other while a busy machine stands still. A test whose peer is to lose its patience
+    names its own `connect_timeout_s`."""
+    return TransferConfig(**({"connect_timeout_s": TIMEOUT_S} | settings))
 
 
 def words(slab: Slab) -> "np.ndarray[Any, np.dtype[np.uint32]]":
@@ -97,6 +104,11 @@ class Decode:
         with self._changed:
             assert self._changed.wait_for(ended, TIMEOUT_S), f"not ended; events: {self.of(transfer_id)}"
 
+    def run_out_of_time(self) -> None:
+        """All leases, now: a test that let the clock do it would have to be quicker than their time."""
+        self.receiver._ledger.expire(math.inf)
+        self.receiver._wake.set()
+
     def close(self) -> None:
         self.receiver.close()
         self.slab.close()
@@ -146,7 +158,7 @@ def pair(
     **settings: Any,
 ) -> Iterator[tuple[Decode, Prefill]]:
     """Both ends in this process, closed at the end."""
-    config = TransferConfig(transport=transport, **settings)
+    config = patient(transport=transport, **settings)
     decode, prefill = Decode(config, key=decode_key), Prefill(config, key=prefill_key)
     try:
         yield decode, prefill

@@ -14,7 +14,7 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
 from runtime.device.host_memory import HostMemory
-from tests.kvtransfer.peers import Decode, PeerProcess, fill
+from tests.kvtransfer.peers import Decode, PeerProcess, fill, patient
 from tests.kvtransfer.reference import Words, heads_of, rank_words, reference
 
 LAYOUT = SlabLayout(num_layers=3, num_blocks=24, num_kv_heads=8, block_size=4, head_dim=8, dtype="float32")
@@ -24,7 +24,7 @@ POISON = 1000  # seed of what lies in the decode worker's slabs before
 
 
 def config_of(transport: str, **settings: Any) -> TransferConfig:
-    return TransferConfig(transport=transport, **settings)
+    return patient(transport=transport, **settings)
 
 
 class RankProcesses:

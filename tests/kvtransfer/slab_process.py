@@ -29,7 +29,7 @@ from tests.kvtransfer.crowded_engine import CrowdedEngine
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=8, block_size=64, head_dim=128, dtype="bfloat16")
 HOST_LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=2, block_size=16, head_dim=64, dtype="bfloat16")
-EVENT_TIMEOUT_S = 20.0
+EVENT_TIMEOUT_S = 60.0
 
 Say = Callable[..., None]
 

@@ -8,8 +8,7 @@ from baton_proto import transfer as wire
 from kvtransfer.decode_side import connection
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
 from kvtransfer.prefill_side import dial, link
-from runtime.config.serving import TransferConfig
-from tests.kvtransfer.peers import TIMEOUT_S, Prefill, RawPeer, pair
+from tests.kvtransfer.peers import TIMEOUT_S, Prefill, RawPeer, pair, patient
 from tests.kvtransfer.raw_decode import RawDecode
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -81,9 +80,10 @@ def test_a_lease_that_nobody_began_ends_with_its_time() -> None:
 @both
 def test_a_lease_that_runs_out_in_mid_push_is_quarantined_not_freed(transport: str) -> None:
     with pair(transport) as (decode, _):
-        grant = decode.receiver.reserve([1], 0, ttl_s=0.3)
+        grant = decode.receiver.reserve([1], 0)
         peer = RawPeer(grant, unix=transport == "shm")
         assert peer.begin() == wire.Accept(grant.transfer_id)
+        decode.run_out_of_time()
         decode.wait_for(Failed, grant.transfer_id)
         assert isinstance(peer.channel.receive(), wire.Cancel)
         assert [type(event) for event in decode.of(grant.transfer_id)] == [Failed]
@@ -96,9 +96,11 @@ def test_a_lease_that_runs_out_in_mid_push_is_quarantined_not_freed(transport: s
 @both
 def test_a_push_that_outlives_its_grant_is_given_up_by_both_sides(transport: str) -> None:
     with pair(transport) as (decode, prefill):
-        grant = decode.receiver.reserve([1], 0, ttl_s=0.2)
+        grant = decode.receiver.reserve([1], 0)
         push, results = prefill.begin(grant)
         push.layer_ready(0, 0, [1])
+        decode.wait_for(LayerArrived, grant.transfer_id)
+        decode.run_out_of_time()
         assert "out of time" in results.get(timeout=TIMEOUT_S).reason
         decode.wait_for(Released, grant.transfer_id)
         assert decode.receiver.lease_count() == 0
@@ -162,7 +164,7 @@ def test_a_tcp_sender_that_never_drains_is_cut_off(monkeypatch: pytest.MonkeyPat
 
 def test_a_decode_worker_that_takes_no_bytes_fails_the_push(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial, "STALL_TIMEOUT_S", 0.3)
-    prefill, stalled = Prefill(TransferConfig(transport="tcp")), RawDecode(read_blocks=False)
+    prefill, stalled = Prefill(patient(transport="tcp")), RawDecode(read_blocks=False)
     push, results = prefill.begin(stalled.grant([1] * 32))
     for _ in range(2000):
         push.layer_ready(0, 0, [1] * 32)
@@ -174,7 +176,7 @@ def test_a_decode_worker_that_takes_no_bytes_fails_the_push(monkeypatch: pytest.
 
 
 def test_a_decode_worker_that_never_answers_begin_fails_the_push() -> None:
-    prefill, silent = Prefill(TransferConfig(transport="tcp", connect_timeout_s=0.3)), RawDecode(accept=False)
+    prefill, silent = Prefill(patient(transport="tcp", connect_timeout_s=0.3)), RawDecode(accept=False)
     result = prefill.push(silent.grant([1]), [1]).get(timeout=TIMEOUT_S)
     assert "did not answer in time" in result.reason
     assert silent.heard(wire.Abort).transfer_id == silent.transfer_id
@@ -184,7 +186,7 @@ def test_a_decode_worker_that_never_answers_begin_fails_the_push() -> None:
 
 def test_a_decode_worker_that_never_answers_commit_fails_the_push(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "STALL_TIMEOUT_S", 0.3)
-    prefill, silent = Prefill(TransferConfig(transport="tcp")), RawDecode()
+    prefill, silent = Prefill(patient(transport="tcp")), RawDecode()
     result = prefill.push(silent.grant([1]), [1]).get(timeout=TIMEOUT_S)
     assert "did not answer in time" in result.reason
     prefill.close()

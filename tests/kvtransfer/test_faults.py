@@ -74,7 +74,7 @@ def test_the_death_of_the_decode_worker_ends_a_push_promptly(transport: str) -> 
         process.tell(blocks=[5])
         process.hear()
         process.kill()
-        result = results.get(timeout=5.0)
+        result = results.get(timeout=TIMEOUT_S)
         assert not result.ok
         push.layer_ready(1, 0, [3, 4])
         push.commit(b"")
@@ -176,11 +176,12 @@ def test_a_transfer_is_begun_by_one_connection_only(transport: str) -> None:
 def test_a_frozen_sender_keeps_its_blocks_from_everybody() -> None:
     """Stopped, not dead: time alone frees nothing, its death does."""
     with child("prefill", config={"transport": "shm"}) as process, pair("shm") as (decode, _):
-        grant = decode.receiver.reserve([1, 2], 0, ttl_s=2.0)
+        grant = decode.receiver.reserve([1, 2], 0)
         process.tell(do="begin", grant=grant)
         process.tell(do="layer", push=grant.transfer_id, layer=0, source=[3, 4])
         decode.wait_for(LayerArrived, grant.transfer_id)
         freeze(process.process.pid)
+        decode.run_out_of_time()
         decode.wait_for(Failed, grant.transfer_id)
         assert decode.receiver.lease_count() == 1
         process.kill()

@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 
 from baton_proto import transfer as wire
 from kvtransfer.wire.identity import SlabIdentity, check_hello, hello
-from runtime.config.serving import TransferConfig
 from runtime.errors import HandshakeError
 from runtime.streams.length_prefix import framed
 from tests.kvtransfer.peers import (
@@ -20,6 +19,7 @@ from tests.kvtransfer.peers import (
     Prefill,
     RawPeer,
     pair,
+    patient,
     words,
 )
 
@@ -45,7 +45,7 @@ def other_layout(**change: object) -> SlabIdentity:
 def test_a_slab_that_does_not_fit_is_refused(
     transport: str, identity: SlabIdentity, field: str, ours: str, theirs: str
 ) -> None:
-    config = TransferConfig(transport=transport)
+    config = patient(transport=transport)
     decode, prefill = Decode(config), Prefill(config, identity)
     grant = decode.receiver.reserve([1, 2], 0)
     result = prefill.push(grant, [1, 2]).get(timeout=TIMEOUT_S)

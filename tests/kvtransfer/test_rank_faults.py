@@ -80,10 +80,11 @@ def test_a_cancel_stops_all_four_ranks_and_then_frees_the_blocks(processes: Rank
 def test_a_rank_that_never_begins_lets_the_lease_run_out_and_frees_nothing_early(transport: str) -> None:
     with ExitStack() as stack:
         decode = stack.enter_context(decode_worker(transport))
-        grant = decode.receiver.reserve([1, 2], 0, ttl_s=0.5)
+        grant = decode.receiver.reserve([1, 2], 0)
         first, second = (stack.enter_context(closing(raw_rank(grant, transport, rank, 4))) for rank in (0, 1))
         for peer in (first, second):
             assert peer.begin() == wire.Accept(grant.transfer_id)
+        decode.run_out_of_time()
         assert "out of time" in decode.wait_for(Failed, grant.transfer_id).reason
         for peer in (first, second):
             assert isinstance(peer.channel.receive(), wire.Cancel)
@@ -98,13 +99,14 @@ def test_a_rank_that_never_begins_lets_the_lease_run_out_and_frees_nothing_early
 
 def test_ranks_that_have_committed_hold_nothing_up_when_another_never_begins() -> None:
     with decode_worker("shm") as decode:
-        grant = decode.receiver.reserve([1], 0, ttl_s=0.5)
+        grant = decode.receiver.reserve([1], 0)
         with closing(raw_rank(grant, "shm", 0, 2)) as peer:
             assert peer.begin() == wire.Accept(grant.transfer_id)
             for layer in range(LAYOUT.num_layers):
                 peer.channel.send(wire.Blocks(grant.transfer_id, layer, 0, 1))
             peer.channel.send(wire.Commit(grant.transfer_id, b"payload"))
             assert peer.channel.receive() == wire.Committed(grant.transfer_id)
+            decode.run_out_of_time()
             decode.wait_for(Released, grant.transfer_id)
             assert kinds(decode, grant) == [Failed, Released]
             assert decode.receiver.check_integrity() == []

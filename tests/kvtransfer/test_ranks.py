@@ -11,7 +11,7 @@ import pytest
 from kvtransfer.decode_side.events import Committed, LayerArrived
 from kvtransfer.slab.head_plan import Shard
 from kvtransfer.wire.identity import SlabIdentity
-from tests.kvtransfer.peers import Prefill
+from tests.kvtransfer.peers import TIMEOUT_S, Prefill
 from tests.kvtransfer.ranks import LAYOUT, PREFILL_BLOCKS, SEED, DecodeRanks, PrefillRanks, RankProcesses, config_of
 from tests.kvtransfer.reference import reference
 
@@ -149,15 +149,15 @@ def test_a_rank_that_owns_no_head_ends_its_pushes_without_a_connection(processes
     decode = DecodeRanks([], 2, config)
     idle = Prefill(config, SlabIdentity("prefill-0", 3, "model", decode.layout, Shard(1, 4)))
     grant = decode.receiver.reserve([1, 2], 0)
-    result = idle.push(grant, [3, 4]).get(timeout=1.0)
+    result = idle.push(grant, [3, 4]).get(timeout=TIMEOUT_S)
     assert (result.ok, result.transport, result.kv_bytes) == (True, "", 0)
     aborted, results = idle.begin(grant)
     aborted.abort("why not")
     aborted.commit(b"")
-    assert (results.get(timeout=1.0).reason, results.empty()) == ("why not", True)
+    assert (results.get(timeout=TIMEOUT_S).reason, results.empty()) == ("why not", True)
     _, results = idle.begin(grant)
     idle.close()
-    assert "closing" in results.get(timeout=1.0).reason
+    assert "closing" in results.get(timeout=TIMEOUT_S).reason
     decode.assert_untouched()
     assert decode.receiver.lease_count() == 1
     decode.close()

@@ -5,9 +5,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from runtime.config.serving import TransferConfig
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
-from tests.kvtransfer.peers import TIMEOUT_S, Decode, Prefill, RawPeer, assert_arrived, pair
+from tests.kvtransfer.peers import TIMEOUT_S, Decode, Prefill, RawPeer, assert_arrived, pair, patient
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
@@ -15,7 +14,7 @@ both = pytest.mark.parametrize("transport", ["shm", "tcp"])
 @both
 @pytest.mark.parametrize("key", [None, new_cluster_key()], ids=["no key", "a key"])
 def test_silent_strangers_cost_no_thread_and_keep_no_peer_out(transport: str, key: ClusterKey | None) -> None:
-    config = TransferConfig(transport=transport)
+    config = patient(transport=transport)
     decode, prefill = Decode(config, key=key), Prefill(config, key=key)
     grant = decode.receiver.reserve([3, 4], 0)
     threads = threading.active_count()

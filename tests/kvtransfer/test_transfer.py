@@ -14,7 +14,6 @@ from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Relea
 from kvtransfer.prefill_side import layer_writer
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.wire.checksum import block_checksums
-from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError
 from tests.kvtransfer.peers import (
     DECODE_IDENTITY,
@@ -27,6 +26,7 @@ from tests.kvtransfer.peers import (
     child,
     fill,
     pair,
+    patient,
     words,
 )
 from tests.open_files import open_files
@@ -91,7 +91,7 @@ def test_layer_0_is_there_before_the_prefill_side_has_the_last_layer(transport: 
 
 @both
 def test_many_pushes_of_several_senders_keep_apart(transport: str) -> None:
-    config = TransferConfig(transport=transport, checksum=True)
+    config = patient(transport=transport, checksum=True)
     decode = Decode(config)
     senders = [Prefill(config, seed=seed) for seed in range(3)]
     shuffle = random.Random(5)
@@ -122,15 +122,15 @@ def test_auto_takes_shared_memory_on_one_host_and_tcp_between_two() -> None:
             far, endpoint=TransferEndpoint("another host", here.unix_path, here.tcp_address, here.transports)
         )
         assert prefill.push(near, [1]).get(timeout=TIMEOUT_S).transport == "shm"
-        elsewhere = Prefill(TransferConfig())
+        elsewhere = Prefill(patient())
         assert elsewhere.push(far, [1]).get(timeout=TIMEOUT_S).transport == "tcp"
         elsewhere.close()
         unreachable = TransferEndpoint(here.host_id, here.unix_path + ".gone", here.tcp_address, here.transports)
         hidden = msgspec.structs.replace(hidden, endpoint=unreachable)
-        third = Prefill(TransferConfig())
+        third = Prefill(patient())
         assert third.push(hidden, [1]).get(timeout=TIMEOUT_S).transport == "tcp"
         third.close()
-        strict = Prefill(TransferConfig(transport="shm"))
+        strict = Prefill(patient(transport="shm"))
         result = strict.push(hidden, [1]).get(timeout=TIMEOUT_S)
         assert (result.ok, result.transport) == (False, "")
         assert "No such file" in result.reason
@@ -139,7 +139,7 @@ def test_auto_takes_shared_memory_on_one_host_and_tcp_between_two() -> None:
 
 def test_the_engine_thread_never_waits_for_the_network() -> None:
     """The decode worker accepts no connection at all, and every call of the engine still returns."""
-    with pair("tcp", connect_timeout_s=0.3) as (decode, prefill):
+    with pair("tcp") as (decode, prefill):
         dead = TransferEndpoint("another host", "", "127.0.0.1:1", ("tcp",))
         grant = msgspec.structs.replace(decode.receiver.reserve(GRANTED, 0), endpoint=dead)
         result = prefill.push(grant, SOURCE).get(timeout=TIMEOUT_S)
@@ -195,7 +195,7 @@ def test_a_wrong_byte_is_found_by_the_checksums(transport: str, monkeypatch: pyt
 
 
 def test_a_receiver_that_wants_checksums_refuses_a_sender_without() -> None:
-    decode, prefill = Decode(TransferConfig(checksum=True)), Prefill(TransferConfig())
+    decode, prefill = Decode(patient(checksum=True)), Prefill(patient())
     result = prefill.push(decode.receiver.reserve([1], 0), [1]).get(timeout=TIMEOUT_S)
     assert "checksums are required" in result.reason
     prefill.close()
@@ -212,7 +212,7 @@ def test_a_grant_outside_the_slab_is_never_written() -> None:
 
 @both
 def test_fifty_connections_leave_no_descriptor_and_no_thread_behind(transport: str) -> None:
-    config = TransferConfig(transport=transport)
+    config = patient(transport=transport)
 
     def connect_push_close() -> None:
         prefill = Prefill(config)
@@ -237,8 +237,9 @@ def test_fifty_connections_leave_no_descriptor_and_no_thread_behind(transport: s
     decode.close()
 
 
-def test_closing_removes_the_socket_and_tells_of_every_lease() -> None:
-    decode, prefill = Decode(TransferConfig()), Prefill(TransferConfig())
+def test_closing_removes_the_socket_and_tells_of_every_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.decode_side.receiver.CLOSE_GRACE_S", TIMEOUT_S)
+    decode, prefill = Decode(patient()), Prefill(patient())
     idle, open_one = decode.receiver.reserve([1], 0), decode.receiver.reserve([2], 0)
     assert os.stat(os.path.dirname(idle.endpoint.unix_path)).st_mode & 0o777 == 0o700
     push, results = prefill.begin(open_one)
@@ -254,7 +255,7 @@ def test_closing_removes_the_socket_and_tells_of_every_lease() -> None:
 
 
 def test_a_sender_that_closes_aborts_its_pushes_and_the_blocks_come_free() -> None:
-    decode, prefill = Decode(TransferConfig()), Prefill(TransferConfig())
+    decode, prefill = Decode(patient()), Prefill(patient())
     grant = decode.receiver.reserve(GRANTED, 0)
     push, results = prefill.begin(grant)
     push.layer_ready(0, 0, SOURCE)
@@ -267,7 +268,7 @@ def test_a_sender_that_closes_aborts_its_pushes_and_the_blocks_come_free() -> No
 
 
 def test_an_owner_that_fails_on_an_event_harms_nobody() -> None:
-    decode, prefill = Decode(TransferConfig(), DECODE_IDENTITY), Prefill(TransferConfig())
+    decode, prefill = Decode(patient(), DECODE_IDENTITY), Prefill(patient())
     seen: queue.Queue[PushResult] = queue.Queue()
 
     def fail_once(result: PushResult) -> None:

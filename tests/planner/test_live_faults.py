@@ -106,7 +106,7 @@ async def test_while_nats_is_away_for_long_the_service_serves_and_the_planner_fr
         assert reason.startswith("nothing was heard from routers")
         assert reason.endswith("for more than 3 s: all stays as it is")
         while time.monotonic() < away_s + OUTAGE_S:
-            answer = await planned.service.client.generate(pb.GenerateRequest(text="still there?"), timeout_s=10)
+            answer = await planned.service.client.generate(pb.GenerateRequest(text="still there?"), timeout_s=60)
             assert answer.token_ids
             await asyncio.sleep(1)
         assert planned.last().target.frozen
@@ -129,7 +129,7 @@ async def test_an_operators_counts_hold_until_they_are_released(tmp_path: Path) 
 
 async def until_living(planned: Planned, *worker_ids: str) -> None:
     """Polls in every turn of the event loop, so that the processes have not done anything yet."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while any(planned.service.supervisor.children.living(worker_id) is None for worker_id in worker_ids):
             await asyncio.sleep(0)
 

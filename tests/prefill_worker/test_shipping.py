@@ -25,7 +25,7 @@ from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
-from runtime.config.serving import TransferConfig
+from tests.kvtransfer.peers import patient
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=64, num_kv_heads=2, block_size=16, head_dim=8, dtype="float32")
 TIMEOUT_S = 30.0
@@ -62,7 +62,7 @@ class Pair:
     """A prefill side with an engine thread, and the slab of a decode side."""
 
     def __init__(self, transport: Any) -> None:
-        config = TransferConfig(transport=transport, checksum=True, connect_timeout_s=2.0)
+        config = patient(transport=transport, checksum=True)
         self.source, self.target = Slab(LAYOUT), Slab(LAYOUT)
         self.source.tensor.fill_(float("nan"))  # what was never computed must not travel
         self.events: queue.Queue[TransferEvent] = queue.Queue()

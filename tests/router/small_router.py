@@ -106,7 +106,7 @@ async def routing(
 
 
 def request(
-    max_tokens: int = 10, *, n: int = 1, stop: tuple[str, ...] = (), timeout_s: float = 10.0, priority: int = 0
+    max_tokens: int = 10, *, n: int = 1, stop: tuple[str, ...] = (), timeout_s: float = 60.0, priority: int = 0
 ) -> GenerateRequest:
     return GenerateRequest(
         request_id=f"r{time.monotonic_ns()}",

@@ -22,6 +22,7 @@ from runtime.errors import (
     ProtocolError,
     UnavailableError,
 )
+from tests.clock import Clock
 from tests.router.scripted_worker import (
     ScriptedWorker,
     answer,
@@ -78,7 +79,7 @@ async def test_the_answer_is_exact_when_its_decode_worker_dies(tokenizer: Tokeni
 
 async def test_a_request_outlives_the_restart_of_the_only_worker(tokenizer: Tokenizer) -> None:
     decode = ScriptedWorker("d0", script=steps_of(then_hang(4), answer))
-    async with routing(tokenizer, decode, config=replace(CONFIG, no_worker_timeout_s=5.0)) as router:
+    async with routing(tokenizer, decode, config=replace(CONFIG, no_worker_timeout_s=60.0)) as router:
         seen: list[int] = []
         answering = asyncio.create_task(collect(watching(stream(router, request(10)), seen)))
         while len(seen) < 4:
@@ -231,7 +232,8 @@ async def test_without_a_worker_the_caller_is_told_after_a_while(tokenizer: Toke
 
 
 async def test_a_worker_that_appears_in_time_serves_who_waits(tokenizer: Tokenizer) -> None:
-    async with routing(tokenizer) as router, ScriptedWorker("d0") as decode:
+    patient = replace(CONFIG, no_worker_timeout_s=60.0)
+    async with routing(tokenizer, config=patient) as router, ScriptedWorker("d0") as decode:
         answering = asyncio.create_task(collect(stream(router, request(4))))
         await asyncio.sleep(0)
         await router.add(decode)
@@ -279,7 +281,7 @@ async def test_workers_with_other_weights_than_most_decode_workers_get_nothing(t
         assert changed("d2", "new") == (["d1", "d2"], ["p0"])
 
 
-async def test_requests_wait_in_the_queue_for_room_on_the_decode_worker(tokenizer: Tokenizer) -> None:
+async def test_requests_wait_in_the_queue_for_room_on_the_decode_worker(tokenizer: Tokenizer, clock: Clock) -> None:
     proceed = asyncio.Event()
 
     async def when_told(worker: ScriptedWorker, submit: Submit) -> None:

@@ -44,9 +44,9 @@ async def test_a_router_without_keys_makes_one_for_its_operators_and_says_where(
         async with grpc.aio.insecure_channel(ready.addresses["grpc"]) as channel:
             admin = pb_grpc.AdminStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="the operator key is missing"):
-                await admin.Status(pb.StatusRequest(), timeout=20)
+                await admin.Status(pb.StatusRequest(), timeout=60)
             shown = metadata(Secret(file.read_text()))
-            assert (await admin.Status(pb.StatusRequest(), timeout=20, metadata=shown)).router_id == "router-0"
+            assert (await admin.Status(pb.StatusRequest(), timeout=60, metadata=shown)).router_id == "router-0"
     finally:
         process.terminate()
         assert await asyncio.wait_for(process.wait(), READY_TIMEOUT_S) == 0, log.read_text()

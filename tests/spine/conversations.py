@@ -30,7 +30,7 @@ async def converse(service: Service, model: Path, *, num_beginnings: int, num_pr
 
 async def metric(service: Service, worker_id: str, name: str) -> float:
     address = service.supervisor.ready[worker_id].addresses["metrics"]
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         shown = (await http.get(f"http://{address}/metrics")).text
     (line,) = [line for line in shown.splitlines() if line.startswith(f"baton_worker_{name}{{")]
     return float(line.rpartition(" ")[2])

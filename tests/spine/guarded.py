@@ -128,7 +128,7 @@ def guarded_service(folder: Path, **security: Any) -> Iterator[Guarded]:
         pids = {one.pid for one in service.processes()}
         yield service
         process.terminate()
-        assert process.wait(30) == ExitCode.OK
+        assert process.wait(60) == ExitCode.OK
         assert not list((folder / "baton").iterdir())
     finally:
         process.kill()

@@ -32,7 +32,7 @@ async def test_answers_stay_the_same_while_prefixes_go_to_the_disk_and_come(tiny
             assert await metric(service, worker_id, "kv_blocks_read_total") > 0
             assert await metric(service, worker_id, "kv_disk_blocks") > 0
             assert await metric(service, worker_id, "kv_disk_errors_total") == 0
-        for worker in (await service.client.status(5)).workers:
+        for worker in (await service.client.status(60)).workers:
             assert 0 < worker.disk_blocks_used <= worker.disk_blocks_total
         shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--address", service.grpc_address])
         assert "+ disk" in shown.output

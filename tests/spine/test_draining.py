@@ -107,7 +107,7 @@ async def refused_over_grpc(client: Client) -> None:
 
 async def until_answering(service: Service, count: int) -> None:
     async with asyncio.timeout(60):
-        while (await service.client.status(5)).queue.running < count:
+        while (await service.client.status(60)).queue.running < count:
             await asyncio.sleep(0.01)
 
 

@@ -110,5 +110,5 @@ async def test_a_tight_deadline_is_met_behind_a_long_prompt_that_has_none() -> N
 
 async def until_queued(service: Service, count: int) -> None:
     async with asyncio.timeout(45):
-        while (await service.client.status(5)).queue.running < count:
+        while (await service.client.status(60)).queue.running < count:
             await asyncio.sleep(0.01)

@@ -30,12 +30,12 @@ async def test_requests_go_on_without_nats_and_the_tree_recovers(
         assert first.token_ids == oracle.greedy(during, 8)
         assert (await in_flight).token_ids == oracle.greedy(before, 400, ignore_eos=True)
         await asyncio.sleep(service.config.discovery.ttl_s + 1)  # longer than any worker's time to live
-        assert len((await service.client.status(5)).workers) == 4, "nobody is declared dead because NATS is away"
+        assert len((await service.client.status(60)).workers) == 4, "nobody is declared dead because NATS is away"
 
         if not storage_survives:
             shutil.rmtree(store_dir)
         await service.nats.start()
-        await until_tree_is_right(service, timeout_s=10)
+        await until_tree_is_right(service, timeout_s=60)
         again = await ask(service.client, during + random_prompt(30, seed=3), 8)
         assert again.served_by[0].prefill_worker == first.served_by[0].prefill_worker
         assert again.usage.cached_tokens == 288

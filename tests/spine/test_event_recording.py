@@ -54,7 +54,7 @@ async def test_a_recorded_service_replays_as_its_workers_hold_it(tiny_model: Pat
         key = service.supervisor.keys.cluster
         await ask(service, *prompts[:6])
         with RecordingWriter(tmp_path / "events", "default") as writer:
-            recorder = Recorder(nats, writer, TTL_S, timeout_s=5, key=key)
+            recorder = Recorder(nats, writer, TTL_S, timeout_s=60, key=key)
             await recorder.start(None)
             await ask(service, *prompts[6:], prompts[0])
             await recorder.catch_up()
@@ -69,8 +69,8 @@ async def test_a_recorded_service_replays_as_its_workers_hold_it(tiny_model: Pat
 
     server = NatsServer(store_dir=tmp_path / "nats")
     await server.start()
-    other = await connect(server.url, "other", timeout_s=5)
-    replayer = Replayer(other, Recording(tmp_path / "events"), None, "", timeout_s=5)
+    other = await connect(server.url, "other", timeout_s=60)
+    replayer = Replayer(other, Recording(tmp_path / "events"), None, "", timeout_s=60)
     async with running(other) as router:
         await replayer.run()
 

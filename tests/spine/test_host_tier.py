@@ -37,9 +37,9 @@ async def test_answers_stay_the_same_while_prefixes_go_and_come(tiny_model: Path
             assert await metric(service, worker_id, "kv_blocks_restored_total") > 0
             assert await metric(service, worker_id, "kv_host_blocks") > 0
             assert await metric(service, worker_id, "kv_blocks_lowered_total") > 0
-        summary, _ = await service.client.tree(pb.TreeRequest(), 5)
+        summary, _ = await service.client.tree(pb.TreeRequest(), 60)
         known = {owner.worker_id: owner.host_blocks for owner in summary.workers}
-        for worker in (await service.client.status(5)).workers:
+        for worker in (await service.client.status(60)).workers:
             assert 0 < worker.host_blocks_used <= worker.host_blocks_total == 256
             assert known[worker.worker_id] == worker.host_blocks_used
         assert [found.verdict for found in await service.client.diff(pb.DiffRequest(), 10)] == [
@@ -95,7 +95,7 @@ async def test_a_prompt_that_was_to_stay_is_found_when_others_have_come_after_it
     body = {"model": "tiny-llama", "prompt": kept, "max_tokens": 1, "temperature": 0, "keep_cache_s": 60}
     without_tier = {**small(1), "engine": ON_DEVICE | {"kv_memory": "1MiB", "block_size": 16}}
     async with running_service(tiny_model, 1, 1, without_tier) as service:
-        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
+        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1", timeout=60) as client:
             assert (await client.post("/completions", json=body)).is_success
         drop = greedy(dropped, 1)
         drop.drop_cache = True

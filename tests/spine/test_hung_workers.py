@@ -97,7 +97,7 @@ async def all_decode_workers(service: Service) -> None:
 async def until_partly_run(service: Service, worker_id: str, prompt_tokens: int) -> None:
     """Then the decode worker is connected, and the first chunks' KV is on its way, or there."""
     await until_running(service, worker_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (left := (await inspect(service, worker_id)).load.queued_prefill_tokens) > prompt_tokens - 1200:
             await asyncio.sleep(0.01)
     assert left > 0, "the prompt was over before it was looked at"

@@ -87,7 +87,7 @@ async def a_full_queue_refuses_and_says_when_to_come_back(service: Service) -> N
 async def until_admitted(service: Service, count: int, timeout_s: float = 45) -> None:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        queue = (await service.client.status(5)).queue
+        queue = (await service.client.status(60)).queue
         if queue.waiting + queue.running == count:
             return
     raise AssertionError(f"{queue} is not {count} requests")

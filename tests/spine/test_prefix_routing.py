@@ -71,7 +71,7 @@ async def test_only_requests_with_the_same_cache_salt_share_prefixes(tiny_model:
     salted = {**SHIP_ALL, "engine": {"cache_salt": "this service's own"}}
     async with running_service(tiny_model, 2, 1, salted) as service:
         body = {"model": "tiny-llama", "prompt": random_prompt(100, seed=4), "max_tokens": 3, "temperature": 0}
-        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1") as client:
+        async with httpx.AsyncClient(base_url=f"{service.http_url}/v1", timeout=60) as client:
             cached, texts = [], set()
             for salt in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
                 answer = (await client.post("/completions", json=body | salt)).json()

@@ -36,7 +36,7 @@ async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> d
     deadline_s = time.monotonic() + 30
     while True:
         await publish_load(nats, LoadReport(MAJOR, MUTE, mute.incarnation, load))
-        notes = {worker.worker_id: worker.note for worker in (await service.client.status(5)).workers}
+        notes = {worker.worker_id: worker.note for worker in (await service.client.status(60)).workers}
         if SILENT_NOTE in notes.get(MUTE, ""):
             return notes
         assert time.monotonic() < deadline_s, notes
@@ -47,7 +47,7 @@ async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_m
     async with (
         running_service(tiny_model, 0, 1) as service,
         MuteWorker(MUTE, key=service.supervisor.keys.cluster) as mute,
-        httpx.AsyncClient() as http,
+        httpx.AsyncClient(timeout=60) as http,
     ):
         (healthy,) = service.workers("decode")
         nats = await service.connect_nats(MUTE)

@@ -25,11 +25,11 @@ SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 
 
 async def worker(service: Service, worker_id: str) -> pb.WorkerStatus:
-    return next(one for one in (await service.client.status(5)).workers if one.worker_id == worker_id)
+    return next(one for one in (await service.client.status(60)).workers if one.worker_id == worker_id)
 
 
 async def until_state(service: Service, worker_id: str, state: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await worker(service, worker_id)).state != state:
             await asyncio.sleep(0.01)
 
@@ -66,7 +66,7 @@ async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path
 
         await service.client.sleep("prefill-1")
         await until_state(service, "prefill-1", "sleeping")
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             shown = (
                 await http.get(f"http://{service.supervisor.ready['prefill-1'].addresses['metrics']}/metrics")
             ).text

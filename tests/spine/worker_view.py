@@ -88,7 +88,7 @@ async def until_used(service: Service, timeout_s: float = 45) -> None:
     alive = {*service.workers("prefill"), *service.workers("decode")}
     async with asyncio.timeout(timeout_s):
         while True:
-            workers = (await service.client.status(5)).workers
+            workers = (await service.client.status(60)).workers
             if {worker.worker_id for worker in workers if worker.state == "ready" and not worker.note} == alive:
                 return
             await asyncio.sleep(POLL_S)
@@ -99,7 +99,7 @@ async def until_tree_is_right(service: Service, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             published = {report.worker_id: report.load.last_event_id for report in await inspect_all(service)}
-            status = await service.client.status(5)
+            status = await service.client.status(60)
             applied = {worker.worker_id: worker.last_event_id for worker in status.workers}
             if applied == published and not any(worker.note for worker in status.workers):
                 return

@@ -17,6 +17,6 @@ def vllm_python() -> Path:
 
 @pytest.fixture
 async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "test", timeout_s=5)
+    client = await connect(nats_server.url, "test", timeout_s=60)
     yield client
     await client.close()

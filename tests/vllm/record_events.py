@@ -41,7 +41,7 @@ async def record(python: Path, folder: Path) -> dict[str, Any]:
         answers = await _replayed(replay)
         last = int.from_bytes(answers[-2][2], "big")
         while not published or int.from_bytes(published[-1][1], "big") < last:
-            published.append(await asyncio.wait_for(subscription.recv_multipart(), 10))
+            published.append(await asyncio.wait_for(subscription.recv_multipart(), 60))
         version = [str(python), "-c", "import vllm; print(vllm.__version__)"]
         return {
             "vllm": subprocess.run(version, capture_output=True, text=True, check=True).stdout.split()[-1],
@@ -59,7 +59,7 @@ async def _replayed(socket: zmq.asyncio.Socket) -> list[list[bytes]]:
     await socket.send_multipart([b"", (0).to_bytes(8, "big")])
     answers: list[list[bytes]] = []
     while not answers or answers[-1][-2] != b"\xff" * 8:
-        answers.append(await asyncio.wait_for(socket.recv_multipart(), 10))
+        answers.append(await asyncio.wait_for(socket.recv_multipart(), 60))
     return answers
 
 

@@ -112,7 +112,7 @@ class VllmServer:
             return
         self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), 20)
+            await asyncio.wait_for(self._process.wait(), 60)
         except TimeoutError:
             self.kill()
             await self._process.wait()

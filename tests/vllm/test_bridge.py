@@ -24,7 +24,7 @@ class Scene:
     def __init__(self, nats: NatsClient, server: VllmServer) -> None:
         self.server = server
         self.router = Router(nats)
-        self._stream = VllmStream(server.endpoint, server.replay_endpoint, "", timeout_s=10)
+        self._stream = VllmStream(server.endpoint, server.replay_endpoint, "", timeout_s=60)
         self._source = EventSource(nats, "vllm", MODEL, BLOCK, TTL_S)
         self.bridge = Bridge(nats, self._stream, self._source, BLOCK)
         self.running: asyncio.Task[None] | None = None

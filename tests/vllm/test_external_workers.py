@@ -179,7 +179,7 @@ async def requests_of_others_count_in_the_load(service: Service, server: VllmSer
     assert load.blocks_used >= 3
     assert load.blocks_total == 256
     async with asyncio.timeout(PATIENCE_S):  # for the router to hear of it
-        while not any(worker.running for worker in (await service.client.status(5)).workers):
+        while not any(worker.running for worker in (await service.client.status(60)).workers):
             await asyncio.sleep(0.05)
     answer = await ask(service, text(400, 20), 2)
     assert answer.served_by[0].decode_worker == "gpu_two", "it is the less busy one"
@@ -229,11 +229,11 @@ async def goes_on_elsewhere(
 
 
 async def incarnation(service: Service, worker_id: str) -> int:
-    workers = (await service.client.status(5)).workers
+    workers = (await service.client.status(60)).workers
     return next(worker.incarnation for worker in workers if worker.worker_id == worker_id)
 
 
 async def until_status(service: Service, worker_ids: Set[str]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while {worker.worker_id for worker in (await service.client.status(5)).workers} != worker_ids:
+        while {worker.worker_id for worker in (await service.client.status(60)).workers} != worker_ids:
             await asyncio.sleep(0.05)

@@ -83,7 +83,7 @@ class RouterClient:
 
     async def __aenter__(self) -> Self:
         ours = Hello(MAJOR, "router-under-test", self._worker.incarnation, STEPS)
-        self._stream, _ = await open_stream(self._worker.addresses["stream"], self._worker.worker_id, ours, 5.0)
+        self._stream, _ = await open_stream(self._worker.addresses["stream"], self._worker.worker_id, ours, 60.0)
         self._stream.listen(decoder(WorkerReport), self._read)
         return self
 

@@ -79,7 +79,7 @@ async def test_results_keep_their_place_among_the_steps(history: History) -> Non
         history.bridge.post(lambda engine: ("steps", engine.load().steps), history.items.append)
         steps = await history.bridge.call(lambda engine: engine.load().steps)
         assert steps <= sum(isinstance(item, list) for item in history.items)
-    await asyncio.wait_for(history.finished.wait(), 20)
+    await asyncio.wait_for(history.finished.wait(), 60)
     for position, item in enumerate(history.items):
         if isinstance(item, tuple):
             outputs = sum(isinstance(earlier, list) for earlier in history.items[:position])
@@ -104,7 +104,7 @@ async def test_the_end_of_a_broken_engine_is_told(history: History) -> None:
 async def test_posted_work_that_raises_is_a_fault_and_leaves_nobody_waiting(history: History) -> None:
     history.bridge.post(lambda _: 1 // 0, history.items.append)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(history.bridge.ended(), 5)
+        await asyncio.wait_for(history.bridge.ended(), 60)
 
 
 @pytest.mark.parametrize("loop_factory", [EngineLoop, TimedLoop])
@@ -114,8 +114,8 @@ async def test_a_step_whose_owner_fails_on_it_is_a_fault_and_is_told_nevertheles
     history.bridge.start()
     history.bridge.post(lambda engine: engine.add(sequence(1)))
     with pytest.raises(AttributeError):
-        await asyncio.wait_for(history.bridge.ended(), 5)
-    await asyncio.wait_for(history.finished.wait(), 5)
+        await asyncio.wait_for(history.bridge.ended(), 60)
+    await asyncio.wait_for(history.finished.wait(), 60)
     await history.bridge.stop(5)
 
 

@@ -50,11 +50,11 @@ class WorkerProcess:
 
     async def inspect(self) -> InspectReport:
         async with self.client as client:
-            return await client.inspect(timeout_s=20)
+            return await client.inspect(timeout_s=60)
 
     async def snapshot(self) -> list[SnapshotChunk]:
         async with self.client as client:
-            return [chunk async for chunk in client.snapshot(timeout_s=20)]
+            return [chunk async for chunk in client.snapshot(timeout_s=60)]
 
     async def until(self, what: str, holds: Any, timeout_s: float = 45.0) -> InspectReport:
         """Inspects until `holds(report)`; fails with the last report when the time is up."""

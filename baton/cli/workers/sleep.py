@@ -18,6 +18,7 @@ from baton.client.service_status import WorkerSleep
 from baton.runs.access import Access
 from baton.runs.run_file import run_at
 from baton_proto.planner import PREFILL
+from baton_proto.worker import TAGS
 from runtime.calls.planner import ask_plan
 from runtime.errors import BatonError
 
@@ -63,7 +64,7 @@ def sleep(
 def wake(
     worker: WorkerArgument = None,
     everyone: AllOption = False,
-    tags: Annotated[str, typer.Option(metavar="TAG,TAG", help="weights, kv_cache. [default: both]")] = "",
+    tags: Annotated[str, typer.Option(metavar="TAG,TAG", help=f"{', '.join(TAGS)}. [default: both]")] = "",
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
@@ -73,6 +74,8 @@ def wake(
     _check(worker, everyone)
     access = Access(address, None, ca_file, operator_key_file)
     wanted = [tag for tag in tags.split(",") if tag]
+    if strange := [tag for tag in wanted if tag not in TAGS]:
+        raise typer.BadParameter(f"{strange[0]!r} is none of {', '.join(TAGS)}", param_hint="--tags")
 
     async def work() -> Outcomes:
         async with AsyncClient.through(access) as client:

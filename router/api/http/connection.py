@@ -24,6 +24,7 @@ READ_TIMEOUT_S = 60.0  # in which a client must take some of what waits for it
 MAX_PIPELINED = 16  # requests that wait while an earlier one of the same connection is answered
 
 # What is awaited of a client
+REQUEST: Final = "request"  # none has begun, but some bytes have come: empty lines, which mean nothing before a request
 HEAD: Final = "head"  # of a request, from its first byte on
 BODY: Final = "body"
 NOTHING: Final = ""  # the request is complete, and no byte of another one has come
@@ -62,7 +63,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf:
             return
         if not self._awaits:
-            self._awaits = HEAD
+            self._awaits = REQUEST
         self._overhead_bytes += len(data)
         super().data_received(data)
         if self._overhead_bytes > MAX_HEAD_BYTES:
@@ -72,7 +73,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps our side open for the answers to whole requests, which TLS does not allow."""
-        if self.scheme == "https" or self._awaits or not self._answering():
+        if self.scheme == "https" or self._awaits in (HEAD, BODY) or not self._answering():
             self.transport.close()  # after what waits for this turn's end
             return False
         self._half_closed = True
@@ -172,7 +173,7 @@ class Connection(HttpToolsProtocol):
         self._timed = awaited
         if self._clock is not None:
             self._clock.cancel()
-        if awaited == HEAD:
+        if awaited in (REQUEST, HEAD):
             self._clock = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
         elif awaited == BODY:
             self._clock = self.loop.call_later(BODY_GRACE_S, self._check_body, self.loop.time())

@@ -73,7 +73,8 @@ class RunningUsage:
         self._num_told = [0] * wanted.num_choices  # tokens
 
     def add(self, piece: Piece) -> None:
-        self._num_told[piece.index] += len(piece.token_ids)
+        if self._wanted.prompt_lengths:
+            self._num_told[piece.index] += len(piece.token_ids)
 
     def of(self, index: int) -> Usage | UnsetType | None:
         if not self._wanted.prompt_lengths:

@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import Self
 
 SILENCE_S = 60.0
-BATON = [sys.executable, "-m", "baton"]
+# The command makes the terminal its own. subprocess could call that between fork and exec, but where tests use gRPC its
+# threads live on in a fork, and there they write to the command's terminal.
+IN_OWN_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+BATON = [sys.executable, "-S", "-c", IN_OWN_TERMINAL, "-m", "baton"]
 
 
 class TerminalRun:
@@ -23,7 +26,7 @@ class TerminalRun:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            [*BATON, *arguments], env=environ | {"TERM": "dumb"}, preexec_fn=lambda: os.login_tty(theirs)
+            [*BATON, *arguments], env=environ | {"TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
         self.seen = ""  # all that was shown

@@ -49,6 +49,10 @@ def test_help_names_the_exit_codes(command: list[str]) -> None:
         (["up", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["up", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["chat", "hi", "--max-tokens", "0"], "--max-tokens"),
+        (
+            ["wake", "decode-1", "--address", NOBODY, "--tags", "kv_cache,zz"],
+            "--tags: 'zz' is none of weights, kv_cache",
+        ),
         (["generate"], "--prompt"),
         (["generate", "--prompt", "a", "--tokens", "1"], "--prompt"),
         (["generate", "a", "--tokens", "1"], "--tokens"),
@@ -234,7 +238,7 @@ def test_up_tells_every_process_and_a_signal_ends_all_with_0(tiny_model: Path) -
         assert {line["pid"] for line in lines if line["event"] == "ready"} <= pids
         assert lines[-1]["grpc"].startswith("127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == ExitCode.OK
+        assert process.wait(60) == ExitCode.OK
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -254,8 +258,8 @@ def test_nothing_outlives_an_up_that_is_killed(tiny_model: Path) -> None:
     with baton_up(tiny_model) as (process, _, pids):
         assert len(pids) == 4
         process.kill()
-        process.wait(10)
-        assert_gone(pids, timeout_s=5)
+        process.wait(60)
+        assert_gone(pids, timeout_s=60)
 
 
 def test_nothing_outlives_an_up_that_is_killed_while_it_starts(tiny_model: Path) -> None:
@@ -277,7 +281,7 @@ def test_a_lost_worker_is_told_and_the_rest_serves_on(tiny_model: Path) -> None:
         os.kill(pids["decode-2"], signal.SIGKILL)
         lost = json.loads(process.stdout.readline())
         assert (lost["id"], lost["goes_on"]) == ("decode-2", False)
-        assert process.wait(20) == ExitCode.FAILED
+        assert process.wait(60) == ExitCode.FAILED
 
 
 def test_a_second_signal_does_not_wait_for_requests(tiny_model: Path) -> None:
@@ -291,8 +295,8 @@ def test_a_second_signal_does_not_wait_for_requests(tiny_model: Path) -> None:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["event"] == "draining"
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == ExitCode.FAILED
-            assert request.wait(20) == ExitCode.UNAVAILABLE
+            assert process.wait(60) == ExitCode.FAILED
+            assert request.wait(60) == ExitCode.UNAVAILABLE
             assert request.stderr is not None
             assert b"error: " in request.stderr.read()
         assert_gone(pids)

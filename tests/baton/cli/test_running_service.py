@@ -205,10 +205,10 @@ def test_two_services_are_told_apart_and_down_ends_the_one_that_is_named(tmp_pat
         done = first.run("down", "--service", "default-2")
         assert (done.exit_code, done.stderr) == (0, "")
         assert done.stdout.endswith("all processes have ended\n")
-        assert second.process.wait(10) == ExitCode.OK
+        assert second.process.wait(60) == ExitCode.OK
         assert first.run("status").exit_code == 0
         assert json.loads(first.run("down", "--json").stdout.splitlines()[-1]) == {"event": "stopped", "clean": True}
-        assert first.process.wait(10) == ExitCode.OK
+        assert first.process.wait(60) == ExitCode.OK
     assert not list(temporary.iterdir())
     assert not list((tmp_path / "state" / "baton").iterdir())
 
@@ -233,7 +233,7 @@ def test_a_service_that_was_told_no_folder_keeps_logs_shows_them_and_leaves_none
         assert follower.stdout is not None
         follower.stdout.readline()
         up.process.send_signal(signal.SIGTERM)
-        assert up.process.wait(30) == ExitCode.OK
+        assert up.process.wait(60) == ExitCode.OK
         with follower.stdout:
             assert "process=router-1" in follower.stdout.read()
         assert follower.wait(30) == 0  # it ends with the service

@@ -54,7 +54,7 @@ async def blocking(service: Service, work: Callable[[Client], Any]) -> Any:
 
 
 async def until_nothing_runs(client: AsyncClient) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await client.status()).queue.running:
             await asyncio.sleep(0.01)
 
@@ -290,7 +290,7 @@ async def test_calls_of_a_client_that_another_thread_closes_answer_or_say_that_i
             await asyncio.to_thread(begun.wait, 20)
             await asyncio.to_thread(client.close)
             for caller in callers:
-                await asyncio.wait_for(asyncio.wrap_future(caller), 20)
+                await asyncio.wait_for(asyncio.wrap_future(caller), 60)
 
 
 async def test_token_ids_may_be_an_array(client: AsyncClient) -> None:
@@ -326,7 +326,7 @@ with baton.Client({service.grpc_address!r}) as client:
         print("left", client.status().router_id)
 """
     program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=-1, stderr=-1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await client.status()).queue.running:
             await asyncio.sleep(0.01)
         program.send_signal(signal.SIGINT)
@@ -354,6 +354,13 @@ async def test_what_is_refused_names_its_field(client: AsyncClient, prompt: Any,
     assert str(refused.value).startswith(f"{refused.value.field}: ")
 
 
+@pytest.mark.parametrize("model", [None, 7])
+async def test_weights_that_no_path_names_are_refused_before_anybody_is_asked(model: Any) -> None:
+    async with AsyncClient("127.0.0.1:1") as nobody:
+        with pytest.raises(InvalidRequestError, match=f"model: is {model}, must be the path of a folder"):
+            await nobody.update_weights(model)
+
+
 async def test_sampling_that_says_nothing_is_refused(client: AsyncClient) -> None:
     with pytest.raises(InvalidRequestError, match="sampling: 'greedy' is no mapping"):
         await client.generate("a", "greedy")
@@ -379,7 +386,7 @@ async def test_workers_sleep_and_wake_one_by_one_and_all_at_once(client: AsyncCl
     assert [*map(str, refused.values())] == [f"{worker} {problem}" for worker in refused]
     with pytest.raises(InvalidRequestError, match="worker_id: there is no worker 'decode-9'"):
         await client.sleep("decode-9")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while {worker.state for worker in (await client.status()).workers} != {"ready"}:
             await asyncio.sleep(0.01)
 

@@ -71,7 +71,7 @@ class Router:
         """The runs that each worker holds, by worker id."""
         return {worker: set(self.indexer.tree.dump(self._key(worker))) for worker in self.directory.workers}
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.005)

@@ -11,7 +11,7 @@ from tests.baton.events.cluster import Workers
 
 @pytest.fixture
 async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "test", timeout_s=5)
+    client = await connect(nats_server.url, "test", timeout_s=60)
     yield client
     await client.close()
 

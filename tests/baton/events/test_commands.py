@@ -26,21 +26,21 @@ def run(*arguments: str) -> Any:
 
 
 async def output(process: asyncio.subprocess.Process) -> tuple[str, str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         stdout, stderr = await process.communicate()
     return stdout.decode(), stderr.decode()
 
 
 async def line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return (await process.stdout.readline()).decode()
 
 
 async def told(process: asyncio.subprocess.Process, words: str) -> None:
     """Returns when stderr says so."""
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while words not in (text := (await process.stderr.readline()).decode()):
             assert text, f"{words!r} was never said"
 
@@ -161,7 +161,7 @@ async def test_lag_watches_until_a_signal(nats_server: NatsServer, workers: Work
     process = await baton(nats_server, "lag", "--json", "--watch", "0.1")
     assert json.loads(await line(process))["workers"][0]["stored_id"] == 1
     await workers.publish("w", [Cleared()])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while json.loads(await line(process))["workers"][0]["stored_id"] != 2:
             pass
     process.send_signal(signal.SIGTERM)
@@ -210,7 +210,7 @@ async def test_a_recording_that_is_killed_is_readable(
     recording = await baton(nats_server, "record", str(tmp_path / "events"))
     await told(recording, "recording into")
     await workers.publish("w", [stored([1])])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not any(isinstance(frame, Batch) for frame in Recording(tmp_path / "events").frames()):
             await asyncio.sleep(0.02)
     recording.kill()

@@ -70,19 +70,19 @@ async def test_a_malformed_batch_is_counted_and_skipped(nats: NatsClient, worker
 
 @pytest.mark.parametrize("lose_storage", [False, True])
 async def test_following_goes_on_after_an_outage(nats_server: NatsServer, workers: Workers, lose_storage: bool) -> None:
-    reader = await connect(nats_server.url, "reader", timeout_s=5)
+    reader = await connect(nats_server.url, "reader", timeout_s=60)
     log = EventLog(reader)
     await workers.publish("w", *[[Cleared()]] * 5)
     await log.seek(1)
     seen: list[int] = []
 
     async def follow() -> None:
-        async for batches in log.follow(timeout_s=20):
+        async for batches in log.follow(timeout_s=60):
             seen.extend(stored.batch.event_id for stored in batches)
 
     following = asyncio.create_task(follow())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while seen != [1, 2, 3, 4, 5]:
                 await asyncio.sleep(0.005)
             await nats_server.restart(lose_storage)
@@ -100,7 +100,7 @@ async def test_following_ends_with_an_error_when_nats_stays_away(nats_server: Na
     await log.seek(1)
     await nats_server.kill()
     with pytest.raises(UnavailableError, match=r"has not answered for 0\.5 s"):
-        await asyncio.wait_for(follow_for_ever(log), 10)
+        await asyncio.wait_for(follow_for_ever(log), 60)
 
 
 async def follow_for_ever(log: EventLog) -> None:

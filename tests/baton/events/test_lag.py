@@ -14,7 +14,7 @@ from tests.baton.events.cluster import TTL_S, Cleared, Workers
 
 async def lags(nats: NatsClient, window_s: float = 60.0) -> dict[str, WorkerLag]:
     monitor = LagMonitor(nats, window_s, TTL_S)
-    await monitor.start(timeout_s=5)
+    await monitor.start(timeout_s=60)
     await monitor.update()
     await monitor.close()
     return {worker.worker_id: worker for worker in monitor.report()}
@@ -43,7 +43,7 @@ async def test_a_healthy_worker_is_not_behind(nats: NatsClient, workers: Workers
 async def test_a_worker_that_says_more_than_is_stored_is_behind(nats: NatsClient, workers: Workers) -> None:
     source = await workers.publish("w", [Cleared()])
     monitor = LagMonitor(nats, 60, TTL_S)
-    await monitor.start(timeout_s=5)
+    await monitor.start(timeout_s=60)
     await publish_load(nats, LoadReport(MAJOR, "w", source.incarnation, WorkerLoad(last_event_id=4)))
     await nats.flush()
     await monitor.update()

@@ -19,7 +19,7 @@ from tests.router.index.test_indexer import Cache
 
 async def record(nats: NatsClient, path: Path, start: int | None) -> Recorder:
     with RecordingWriter(path, "default") as writer:
-        recorder = Recorder(nats, writer, TTL_S, timeout_s=5)
+        recorder = Recorder(nats, writer, TTL_S, timeout_s=60)
         await recorder.start(start)
         await recorder.catch_up()
         await recorder.close()
@@ -40,8 +40,8 @@ async def replayed_equals(path: Path, nats: NatsClient, folder: Path) -> Replaye
     """Replays into an empty NATS beside the one where it was recorded and compares two routers."""
     server = NatsServer(store_dir=folder)
     await server.start()
-    other = await connect(server.url, "other", timeout_s=5)
-    replayer = Replayer(other, Recording(path), None, "", timeout_s=5)
+    other = await connect(server.url, "other", timeout_s=60)
+    replayer = Replayer(other, Recording(path), None, "", timeout_s=60)
     try:
         async with running(nats) as original, running(other) as copy:
             await original.until(lambda: original.indexer.settled)
@@ -84,7 +84,7 @@ async def test_a_worker_that_started_again_replays_as_its_last_incarnation(
 async def test_a_live_recording_notes_who_comes_and_goes(nats: NatsClient, workers: Workers, tmp_path: Path) -> None:
     first = await workers.publish("w0", [stored([1, 2])])
     with RecordingWriter(tmp_path / "events", "default") as writer:
-        recorder = Recorder(nats, writer, TTL_S, timeout_s=5)
+        recorder = Recorder(nats, writer, TTL_S, timeout_s=60)
         await recorder.start(None)
         second = await workers.publish("w1", [stored([3])], [Cleared()])
         await recorder.catch_up()
@@ -113,7 +113,7 @@ async def test_batches_that_a_base_contains_are_not_applied_twice(nats: NatsClie
         writer.write(Base(1.0, "w", 5, 2, [stored([1]), stored([1, 2], known=1)], last=True))
         for event_id, event in ((2, stored([1, 2], known=1)), (4, stored([9])), (3, Cleared()), (4, stored([9]))):
             writer.write(Batch(1.0, "w", 5, event_id, 1.0, [event]))
-    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "copy-", timeout_s=5)
+    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "copy-", timeout_s=60)
     async with running(nats) as router:
         await replayer.run()
         await router.until_table({"copy-w": {stored([9])}})
@@ -128,7 +128,7 @@ async def test_the_pace_is_the_recorded_one_divided_by_the_speed(nats: NatsClien
     with RecordingWriter(tmp_path / "events", "default") as writer:
         for number in range(4):
             writer.write(Batch(100.0 + 20 * number, "w", 1, number + 1, 0.0, [Cleared()]))
-    replayer = Replayer(nats, Recording(tmp_path / "events"), 200.0, "", timeout_s=5)
+    replayer = Replayer(nats, Recording(tmp_path / "events"), 200.0, "", timeout_s=60)
     began_s = time.monotonic()
     await replayer.run()
     assert 0.3 <= time.monotonic() - began_s < 30.0
@@ -140,7 +140,7 @@ async def test_a_replay_does_not_take_the_name_of_a_live_worker(
 ) -> None:
     await workers.publish("w", [stored([1])])
     await record(nats, tmp_path / "events", 1)
-    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "", timeout_s=5)
+    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "", timeout_s=60)
     with pytest.raises(ConfigError, match="a worker 'w' lives there"):
         await replayer.run()
     await replayer.close()
@@ -151,7 +151,7 @@ async def test_a_replay_does_not_take_the_name_of_a_live_worker(
 async def test_the_workers_of_a_replay_leave_with_it(nats: NatsClient, tmp_path: Path) -> None:
     with RecordingWriter(tmp_path / "events", "default") as writer:
         writer.write(Batch(1.0, "w", 1, 1, 1.0, [stored([1, 2])]))
-    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "", timeout_s=5)
+    replayer = Replayer(nats, Recording(tmp_path / "events"), None, "", timeout_s=60)
     async with running(nats) as router:
         await replayer.run()
         await router.until_table({"w": {stored([1, 2])}})

@@ -244,7 +244,7 @@ async def test_a_nats_that_lost_its_storage_gets_everything_again(scene: Scene, 
     late = Router(scene.router.indexer._nats)
     await late.start()
     try:
-        await late.until(lambda: any(late.table.values()) and "vllm" in late.directory.workers, timeout_s=15)
+        await late.until(lambda: any(late.table.values()) and "vllm" in late.directory.workers, timeout_s=60)
         held = b"".join(run.block_hashes for run in late.table["vllm"])
         assert len(held) == 4 * 8
     finally:

@@ -18,7 +18,7 @@ from runtime.nats.client import connect
 async def test_a_started_server_takes_clients_and_keeps_streams_in_its_store_folder(tmp_path: Path) -> None:
     server = NatsServer(store_dir=tmp_path / "store")
     await server.start()
-    client = await connect(server.url, "test", timeout_s=5)
+    client = await connect(server.url, "test", timeout_s=60)
     assert (await client.jetstream.account_info()).streams == 0
     assert server.store_dir == tmp_path / "store"
     await client.close()

@@ -18,7 +18,7 @@ from runtime.config.serving import ServingConfig
 from runtime.processes.process import ProcessFailedError, Ready
 from tests.service import TEST_DEFAULTS, Service, assert_gone, running_service
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -223,15 +223,15 @@ def test_check_integrity_sees_a_leaked_reference() -> None:
 
 def test_operations_stay_cheap_in_a_large_pool() -> None:
     manager = BlockManager(100_000, 16)
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     for i in range(100):  # 200,000 blocks go through a pool of 100,000
         sequence = make_sequence(str(i), range(i * 40_000, i * 40_000 + 32_000))
         assert manager.allocate(sequence)
         compute(manager, sequence)
         manager.free(sequence)
-    per_block_us = (time.perf_counter() - started_s) * 1e6 / 200_000
+    per_block_us = (time.thread_time() - started_s) * 1e6 / 200_000
     assert manager.num_cached == 100_000
-    assert per_block_us < 50  # measured 3; a scan of the pool would take thousands
+    assert per_block_us < 300  # measured 3; a scan of the pool would take thousands
 
 
 BlockMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -49,7 +49,7 @@ async def asked(say: Say) -> AsyncIterator[tuple[Imitation, ServerCore]]:
 
 async def until_finished(core: ServerCore) -> list[Item]:
     items: list[Item] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not items or items[-1].finish_reason is None:
             items += (await core.get_output_async()).outputs
     return items
@@ -101,7 +101,7 @@ async def test_an_event_without_end_is_no_more_memory_than_allowed(monkeypatch: 
 
 async def test_a_stream_that_breaks_with_its_server_tells_of_the_server_first() -> None:
     async with asked(forever) as (imitation, core):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (await core.get_output_async()).outputs:
                 pass
         imitation.is_healthy = False
@@ -121,7 +121,7 @@ async def test_a_server_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatc
 
 async def test_an_abort_closes_the_connection_so_that_the_server_computes_no_more() -> None:
     async with asked(forever) as (imitation, core):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (await core.get_output_async()).outputs:
                 pass
             await core.abort_requests_async(["r"])
@@ -130,7 +130,7 @@ async def test_an_abort_closes_the_connection_so_that_the_server_computes_no_mor
 
 async def test_what_others_do_at_the_server_is_told() -> None:
     async with asked(forever) as (_, core):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (stats := (await core.get_output_async()).scheduler_stats) is None:
                 pass
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage) == (3, 1, 0.25)

@@ -28,7 +28,7 @@ def test_a_thousand_commands_reach_three_readers_in_order() -> None:
     with Channel(readers=3) as channel:
         for number, one in enumerate(payloads, start=1):
             assert channel.writer.send(one) == number
-        channel.writer.wait_done(1000, timeout_s=20)
+        channel.writer.wait_done(1000, timeout_s=60)
         for reader in channel.readers:
             assert reader.heard(1000) == expected(payloads)
 
@@ -54,7 +54,7 @@ def test_commands_of_several_threads_reach_all_readers_whole_and_in_one_order() 
             thread.start()
         for thread in threads:
             thread.join()
-        channel.writer.wait_done(1200, timeout_s=20)
+        channel.writer.wait_done(1200, timeout_s=60)
         first, second = (reader.heard(1200) for reader in channel.readers)
         assert first == second
         for own in payloads:
@@ -93,7 +93,7 @@ def test_any_sequence_of_sizes_goes_through_a_small_buffer() -> None:
             payloads = [payload(size, seed) for seed, size in enumerate(sizes)]
             for one in payloads:
                 channel.writer.send(one)
-            channel.writer.wait_done(channel.writer.sequence, timeout_s=20)
+            channel.writer.wait_done(channel.writer.sequence, timeout_s=60)
             for reader in channel.readers:
                 assert reader.heard(len(payloads)) == expected(payloads)
 
@@ -119,7 +119,7 @@ def test_who_waits_for_room_hears_of_a_dead_reader_too() -> None:
 
 def test_a_reader_that_stands_still_hits_the_deadline() -> None:
     with Channel(readers=2) as channel:
-        channel.writer.wait_done(channel.writer.send(b"first"), timeout_s=10)
+        channel.writer.wait_done(channel.writer.send(b"first"), timeout_s=60)
         freeze(channel.readers[1].process.pid)
         with pytest.raises(RankLostError, match=r"has not done command 2 within 0\.2 s"):
             channel.writer.wait_done(channel.writer.send(b"second"), timeout_s=0.2)
@@ -136,7 +136,7 @@ def test_a_reader_that_goes_on_catches_up() -> None:
             channel.writer.send(one)
         assert channel.writer.behind(1) == [0]
         os.kill(channel.readers[0].process.pid, signal.SIGCONT)
-        channel.writer.wait_done(12, timeout_s=10)
+        channel.writer.wait_done(12, timeout_s=60)
         assert channel.readers[0].heard(12) == expected(payloads)
 
 
@@ -146,7 +146,7 @@ def test_two_channels_do_not_meet() -> None:
             one.writer.send(b"one %d" % number)
             other.writer.send(b"other %d" % number)
         for channel, text in ((one, b"one %d"), (other, b"other %d")):
-            channel.writer.wait_done(50, timeout_s=10)
+            channel.writer.wait_done(50, timeout_s=60)
             for reader in channel.readers:
                 assert reader.heard(50) == expected([text % number for number in range(50)])
 
@@ -154,7 +154,7 @@ def test_two_channels_do_not_meet() -> None:
 def test_no_descriptor_is_left_when_a_channel_is_closed() -> None:
     before = open_files()
     with Channel(readers=3) as channel:
-        channel.writer.wait_done(channel.writer.send(b"command"), timeout_s=10)
+        channel.writer.wait_done(channel.writer.send(b"command"), timeout_s=60)
         assert open_files() > before
     channel.writer.close()  # once more does no harm
     assert open_files() <= before

@@ -14,7 +14,7 @@ from kvtransfer.prefill_side.push import PushResult
 from runtime.errors import ProtocolError
 from tests.open_files import open_files
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Reports:

@@ -102,7 +102,7 @@ def slab_of(pid: int, layout: SlabLayout) -> Tensor:
 
 def until_followed(model: TensorParallelModel) -> None:
     """The other ranks have done all that they were told."""
-    model.ranks.wait_done(model.ranks.tell(ExportSlab()), timeout_s=10)
+    model.ranks.wait_done(model.ranks.tell(ExportSlab()), timeout_s=60)
 
 
 def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[int]], Tensor]:

@@ -107,7 +107,7 @@ class Scene:
         return await asyncio.wrap_future(self.loop.call(work))
 
     async def news(self) -> StepOutput:
-        return await asyncio.wait_for(self.told.get(), 10)
+        return await asyncio.wait_for(self.told.get(), 60)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.loop.stop, 10)
@@ -219,10 +219,10 @@ async def test_a_request_that_is_aborted_while_its_grammar_is_checked_never_reac
     scene.loop.start()
     try:
         await scene.call(lambda engine: engine.add(sequence("one", grammar=Grammar("json_object"))))
-        await asyncio.wait_for(checked.wait(), 10)
+        await asyncio.wait_for(checked.wait(), 60)
         await scene.call(lambda engine: engine.abort("one"))
         aborted.set()
-        await asyncio.wait(scene.engine._sending, timeout=10)
+        await asyncio.wait(scene.engine._sending, timeout=60)
         assert [what for what, _ in scene.core.sent] == ["abort"]
     finally:
         await scene.close()
@@ -237,7 +237,7 @@ async def test_messages_reach_vllm_in_the_order_of_the_calls(scene: Scene) -> No
 async def test_a_dead_core_ends_the_worker_with_a_reason(scene: Scene) -> None:
     scene.core.outputs.put_nowait(RuntimeError("EngineCore encountered an issue"))
     with pytest.raises(UnavailableError, match="vLLM has ended: EngineCore encountered an issue"):
-        await asyncio.wait_for(asyncio.wrap_future(scene.loop.ended), 10)
+        await asyncio.wait_for(asyncio.wrap_future(scene.loop.ended), 60)
     with pytest.raises(UnavailableError, match="stopped"):
         await scene.call(lambda engine: engine.load())
 

@@ -104,7 +104,7 @@ async def speak(port: int, said: bytes, chance: random.Random) -> None:
             piece = len(said) if chance.random() < 0.3 else chance.randint(0, len(said))
             writer.write(said[:piece])
             said = said[piece:]
-            await asyncio.wait_for(writer.drain(), 5)
+            await asyncio.wait_for(writer.drain(), 60)
             await asyncio.sleep(0)
         writer.write(said)
         match chance.randrange(4):

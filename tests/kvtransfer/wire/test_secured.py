@@ -18,7 +18,7 @@ PLAIN = new_cluster_key()
 SECURED = ClusterKey(PLAIN.secret, "on")
 STRANGE = new_cluster_key("on")
 PAYLOAD = b"the first token is 4711"
-peers = partial(pair, "tcp", connect_timeout_s=2.0)
+peers = partial(pair, "tcp")
 
 
 def through(grant: Grant, address: str) -> Grant:
@@ -77,11 +77,12 @@ def test_a_cancel_reaches_the_sender_while_the_sender_sends() -> None:
 def test_unless_both_ends_speak_tls_with_one_key_nothing_is_written(
     decode_key: ClusterKey | None, prefill_key: ClusterKey | None
 ) -> None:
-    with peers(decode_key, prefill_key) as (decode, prefill):
+    both_have_keys = decode_key is not None and prefill_key is not None and prefill_key.tls is not None
+    with peers(decode_key, prefill_key, connect_timeout_s=TIMEOUT_S if both_have_keys else 2.0) as (decode, prefill):
         grant = decode.receiver.reserve([1], 0, ttl_s=60)
         result = prefill.push(grant, [1]).get(timeout=TIMEOUT_S)
         assert not result.ok
-        if decode_key is not None and prefill_key is not None and prefill_key.tls is not None:
+        if both_have_keys:
             assert "security.internal_tls" in result.reason
         assert not words(decode.slab).any()
         decode.receiver.cancel(grant.transfer_id, "over")

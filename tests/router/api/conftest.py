@@ -29,5 +29,5 @@ async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[Ht
 
 @pytest.fixture
 async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
         yield client

@@ -43,7 +43,7 @@ async def http(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(frontend, lambda: b"", keys=BearerKeys(parse_callers(LINES, "test")))
     async with (
         await serve_http(app, "127.0.0.1", 0) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
     ):
         yield client
 
@@ -68,7 +68,7 @@ async def post(http: httpx.AsyncClient, key: str, tenant: str | None = None, **f
 
 async def call(stub: pb_grpc.InferenceStub, key: str, tenant: str | None = None, **fields: Any) -> None:
     metadata = [("authorization", f"Bearer {key}"), *([] if tenant is None else [("baton-tenant", tenant)])]
-    async for _ in stub.Generate(pb.GenerateRequest(text="a", **fields), metadata=metadata, timeout=20):
+    async for _ in stub.Generate(pb.GenerateRequest(text="a", **fields), metadata=metadata, timeout=60):
         pass
 
 
@@ -136,7 +136,7 @@ async def test_without_keys_all_are_one_tenant_of_bounded_priority(
     app = create_app(frontend, lambda: b"")
     async with (
         await serve_http(app, "127.0.0.1", 0) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
     ):
         for tenant in ("a", "b"):
             assert (await post(http, "none", tenant)).status_code == 200

@@ -47,7 +47,7 @@ async def apis(tiny_model: Path) -> AsyncIterator[dict[str, Ask]]:
         async def over_grpc(name: str, value: Any) -> SamplingParams | Refusal:
             sampling = pb.SamplingOptions(**{name: value})
             try:
-                async for _ in stub.Generate(pb.GenerateRequest(text="Hi", sampling=sampling), timeout=20):
+                async for _ in stub.Generate(pb.GenerateRequest(text="Hi", sampling=sampling), timeout=60):
                     pass
             except grpc.aio.AioRpcError as error:
                 return Refusal(error.details() or "")

@@ -71,7 +71,7 @@ async def test_over_http(tokenizer: Tokenizer) -> None:
             writer.write(head % len(body) + body)
             await paused(router, decode)
             answer = b""
-            while piece := await asyncio.wait_for(reader.read(1 << 16), 20):
+            while piece := await asyncio.wait_for(reader.read(1 << 16), 60):
                 answer += piece
             writer.close()
     events = [line[6:] for line in answer.split(b"\n") if line.startswith(b"data: {")]

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from runtime.blocks.block_hash import SEED
 from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
+from tests.clock import Clock
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
@@ -39,7 +39,7 @@ async def check(frontend: Frontend, prompt: Prompt = "Hello", call: Call = CALL,
     return await validate(frontend, call, prompt, Options(given=given, **options))
 
 
-async def test_absent_options_take_the_documented_defaults(frontend: Frontend) -> None:
+async def test_absent_options_take_the_documented_defaults(frontend: Frontend, clock: Clock) -> None:
     request = await check(frontend)
     (sampling,) = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
@@ -47,7 +47,7 @@ async def test_absent_options_take_the_documented_defaults(frontend: Frontend) -
     assert (sampling.min_tokens, sampling.stop_token_ids, sampling.ignore_eos) == (0, (), False)
     assert (sampling.logprobs, sampling.logit_bias) == (None, {})
     assert sampling.max_tokens == 4096 - len(request.prompt)
-    assert request.deadline_s == pytest.approx(time.monotonic() + 60, abs=5)
+    assert request.deadline_s == pytest.approx(clock.now_s + 60)
 
 
 QWEN3 = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
@@ -282,9 +282,9 @@ async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
         await check(frontend, call=replace(CALL, priority=priority))
 
 
-async def test_the_callers_timeout_sets_the_deadline(frontend: Frontend) -> None:
+async def test_the_callers_timeout_sets_the_deadline(frontend: Frontend, clock: Clock) -> None:
     request = await check(frontend, call=replace(CALL, timeout_s=1.5))
-    assert request.deadline_s == pytest.approx(time.monotonic() + 1.5, abs=0.5)
+    assert request.deadline_s == pytest.approx(clock.now_s + 1.5)
 
 
 def test_work_ids_are_unique_even_when_callers_repeat_theirs() -> None:

@@ -23,7 +23,7 @@ def batch(event_id: int, *events: KvEvent, incarnation: int = 7) -> KvEventBatch
 
 
 async def snapshot(server: NatsServer, batches: list[KvEventBatch]) -> tuple[int, set[Stored]]:
-    nats = await connect(server.url, "test", timeout_s=5)
+    nats = await connect(server.url, "test", timeout_s=60)
     try:
         await nats.ensure_stream(stream_config("default"))
         for stored_batch in batches:
@@ -62,7 +62,7 @@ async def test_a_stream_that_forgot_its_beginning_is_exact_from_the_last_clearin
 
 
 async def test_no_stream_gives_an_empty_snapshot(nats_server: NatsServer) -> None:
-    nats = await connect(nats_server.url, "test", timeout_s=5)
+    nats = await connect(nats_server.url, "test", timeout_s=60)
     assert await read(nats) == (0, set())
     await nats.close()
 

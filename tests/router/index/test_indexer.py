@@ -132,12 +132,12 @@ class Cluster:
         self.indexer.apply(Change("removed", worker.record()))
         await worker.publisher.close()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.005)
 
-    async def until_equal(self, worker: FakeWorker, timeout_s: float = 10) -> None:
+    async def until_equal(self, worker: FakeWorker, timeout_s: float = 60.0) -> None:
         """The tree holds exactly what the worker holds."""
         try:
             await self.until(lambda: table(self.indexer.tree, worker) == table(worker.cache.tree, worker), timeout_s)
@@ -157,9 +157,9 @@ def table(tree: RadixTree, worker: FakeWorker) -> set[int]:
 @pytest.fixture
 async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as closing:
-        router_nats = await connect(nats_server.url, "router", timeout_s=5)
+        router_nats = await connect(nats_server.url, "router", timeout_s=60)
         closing.push_async_callback(router_nats.close)
-        worker_nats = await connect(nats_server.url, "workers", timeout_s=5)
+        worker_nats = await connect(nats_server.url, "workers", timeout_s=60)
         closing.push_async_callback(worker_nats.close)
         cluster = Cluster(nats_server, router_nats, worker_nats)
         await cluster.indexer.start()
@@ -384,7 +384,7 @@ async def test_while_nats_is_away_a_busy_worker_is_followed_by_snapshots(cluster
     await cluster.server.kill()
     worker.publish(worker.cache.store([1, 2], known=1))
     cluster.report_load(worker)
-    await cluster.until_equal(worker, timeout_s=5)
+    await cluster.until_equal(worker, timeout_s=60)
     assert worker.snapshots == 2
     await cluster.server.start()
 
@@ -450,7 +450,7 @@ async def test_faults_from_a_seed_end_with_the_tree_equal_to_the_workers_tables(
         await worker.publisher.flush(5)
         cluster.report_load(worker)
     for worker in workers:
-        await cluster.until_equal(worker, timeout_s=15)
+        await cluster.until_equal(worker, timeout_s=60)
     await cluster.until(lambda: cluster.indexer.settled)
     assert {worker.key for worker in workers} >= set(cluster.indexer.tree.workers)
 

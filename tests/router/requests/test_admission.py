@@ -83,7 +83,7 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     assert rooms.order == ["first"]
     leave.set()
     queue.wake()
-    await asyncio.gather(first, asyncio.wait_for(release_chain(queue), 1.0))
+    await asyncio.gather(first, asyncio.wait_for(release_chain(queue), 60))
     await second
 
 
@@ -374,7 +374,7 @@ def test_whatever_comes_the_bounds_hold_and_nothing_is_left(
                 assert running <= num_rooms
                 assert waiting + running <= limit
             await settle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*tasks)
         assert len(outcomes) == sum(map(len, rounds))
         assert rooms.free == num_rooms

@@ -14,6 +14,7 @@ from router.requests import choice
 from router.requests.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 from runtime.errors import DeadlineError, TooLateError
+from tests.clock import Clock
 from tests.router.scripted_worker import ScriptedWorker, answer, answer_until, greedy
 from tests.router.small_router import CONFIG, PROMPT, collect, fails_with, request, routing, silent, stream, then_fail
 from tests.tiny_model import VOCAB_SIZE
@@ -81,10 +82,10 @@ async def test_the_prompts_before_a_request_count_with_the_attention_of_what_is_
     assert seen == [Work(30, (40**2 - 10**2) / 2)]
 
 
-async def test_what_has_begun_is_finished_however_late_it_is(tokenizer: Tokenizer) -> None:
+async def test_what_has_begun_is_finished_however_late_it_is(tokenizer: Tokenizer, clock: Clock) -> None:
     async def late(worker: ScriptedWorker, submit: Submit) -> None:
         await answer_until(worker, submit, 3)
-        await asyncio.sleep(0.3)
+        clock.now_s += 0.3
         await then_fail(0, Failure("internal", "a fault", retryable=True, worker_id="d0"))(worker, submit)
 
     first = ScriptedWorker("d0", script=late)

@@ -23,6 +23,7 @@ from runtime.errors import (
     UnavailableError,
 )
 from runtime.security.callers import ANYONE
+from tests.clock import Clock
 from tests.router.scripted_worker import (
     ScriptedWorker,
     answer,
@@ -190,8 +191,11 @@ async def test_an_eos_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> No
         assert result.reasons == {0: "stop"}
 
 
-async def test_the_deadline_ends_a_request_that_hangs(tokenizer: Tokenizer) -> None:
-    decode = ScriptedWorker("d0", script=silent)
+async def test_the_deadline_ends_a_request_that_hangs(tokenizer: Tokenizer, clock: Clock) -> None:
+    async def hang(worker: ScriptedWorker, submit: Submit) -> None:
+        clock.now_s += 0.2
+
+    decode = ScriptedWorker("d0", script=hang)
     async with routing(tokenizer, decode) as router:
         with fails_with(DeadlineError, "did not finish within 0.1 s"):
             await collect(stream(router, request(timeout_s=0.1)))
@@ -200,10 +204,14 @@ async def test_the_deadline_ends_a_request_that_hangs(tokenizer: Tokenizer) -> N
         router.check_idle()
 
 
-async def test_the_deadline_holds_in_the_queue_too(tokenizer: Tokenizer) -> None:
+async def test_the_deadline_holds_in_the_queue_too(tokenizer: Tokenizer, clock: Clock) -> None:
     async with routing(tokenizer, config=replace(CONFIG, no_worker_timeout_s=5.0)) as router:
+        waiting = asyncio.create_task(collect(stream(router, request(timeout_s=0.1))))
+        while not router.queue.view()[0]:
+            await asyncio.sleep(0)
+        clock.now_s += 0.2
         with fails_with(DeadlineError, "did not finish within 0.1 s"):
-            await collect(stream(router, request(timeout_s=0.1)))
+            await waiting
         router.check_idle()
 
 
@@ -308,7 +316,7 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Tok
 
 
 async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_is_cancelled(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer, clock: Clock
 ) -> None:
     """No event comes from any of the four prefill workers. Computing the prefix takes three times a step's floor."""
     prefill = [ScriptedWorker(f"p{number}", "prefill") for number in range(4)]

@@ -83,7 +83,7 @@ async def traced(folder: Path, collector: Collector) -> AsyncIterator[tuple[http
         closing.push_async_callback(api.stop)
         server = await closing.enter_async_context(await serve_http(app, "127.0.0.1", 0))
         address = f"http://127.0.0.1:{server.port}"
-        http = await closing.enter_async_context(httpx.AsyncClient(base_url=address, headers=SAMPLED, timeout=20))
+        http = await closing.enter_async_context(httpx.AsyncClient(base_url=address, headers=SAMPLED, timeout=60))
         yield http, f"127.0.0.1:{port}"
 
 

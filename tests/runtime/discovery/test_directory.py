@@ -53,7 +53,7 @@ class Worker:
 
 @asynccontextmanager
 async def worker(server: NatsServer, worker_record: WorkerRecord) -> AsyncIterator[Worker]:
-    started = Worker(await connect(server.url, worker_record.worker_id, timeout_s=5), worker_record)
+    started = Worker(await connect(server.url, worker_record.worker_id, timeout_s=60), worker_record)
     await asyncio.wait_for(started.announcer.start(), 30)
     yield started
     await started.announcer.withdraw()
@@ -62,7 +62,7 @@ async def worker(server: NatsServer, worker_record: WorkerRecord) -> AsyncIterat
 
 @pytest.fixture
 async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "router", timeout_s=5)
+    client = await connect(nats_server.url, "router", timeout_s=60)
     yield client
     await client.close()
 
@@ -211,7 +211,7 @@ async def test_waiting_for_workers_ends_with_the_deadline(directory: Directory) 
 
 
 async def test_namespaces_do_not_see_each_other(nats_server: NatsServer, directory: Directory) -> None:
-    other = await connect(nats_server.url, "other", namespace="staging", timeout_s=5)
+    other = await connect(nats_server.url, "other", namespace="staging", timeout_s=60)
     announcer = Announcer(other, record("elsewhere"), HEARTBEAT_S, TTL_S)
     await announcer.start()
     async with worker(nats_server, record("here")):

@@ -23,7 +23,7 @@ HASHES = np.arange(BATCH_HASH_BYTES // 8, dtype="<u8").tobytes()
 
 @pytest.fixture
 async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, WORKER, timeout_s=5)
+    client = await connect(nats_server.url, WORKER, timeout_s=60)
     yield client
     await client.close()
 
@@ -162,7 +162,7 @@ class SmallNats(NatsServer):
 async def test_a_server_with_a_small_disk_gets_the_events_of_all_workers() -> None:
     server = SmallNats()
     await server.start()
-    clients = [await connect(server.url, name, timeout_s=5) for name in ("prefill-0", "decode-0", "decode-1")]
+    clients = [await connect(server.url, name, timeout_s=60) for name in ("prefill-0", "decode-0", "decode-1")]
     publishers = [EventPublisher(client, client.name, incarnation=3) for client in clients]
     for publisher in publishers:
         publisher.publish([Cleared()])
@@ -177,7 +177,7 @@ async def test_a_server_without_storage_is_complained_of_seldom_and_with_the_way
     server = SmallNats()
     server.storage_bytes = 1 << 20
     await server.start()
-    client = await connect(server.url, WORKER, timeout_s=5)
+    client = await connect(server.url, WORKER, timeout_s=60)
     with capture_logs() as logs:
         publisher = EventPublisher(client, WORKER, incarnation=3)
         publisher.publish([Cleared()])

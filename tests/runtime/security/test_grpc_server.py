@@ -35,7 +35,7 @@ async def is_serving(port: int) -> bool:
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
-        answer = await check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = await check(health_pb2.HealthCheckRequest(), timeout=60)
         return bool(answer.status == SERVING)
 
 
@@ -59,7 +59,7 @@ async def test_a_method_whose_name_is_not_utf_8_does_not_end_the_server(port: in
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, head))
     answer = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while b"Method not found!" not in answer:
             answer += await reader.read(1000)
     writer.close()
@@ -70,6 +70,6 @@ async def test_unknown_methods_are_unimplemented_again_and_again(port: int) -> N
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for name in ("/grpc.health.v1.Health/Nothing", "/nobody.Service/Method", "/"):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(name)(b"", timeout=10)
+                await channel.unary_unary(name)(b"", timeout=60)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert await is_serving(port)

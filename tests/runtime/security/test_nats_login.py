@@ -27,7 +27,7 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 
 async def test_our_own_server_takes_its_login_and_keeps_it_when_it_is_started_again(server: NatsServer) -> None:
-    client = await connect(server.url, "test", timeout_s=5, login=LOGIN)
+    client = await connect(server.url, "test", timeout_s=60, login=LOGIN)
     await server.restart()
     await client.wait_connected()
     await client.flush()
@@ -35,7 +35,7 @@ async def test_our_own_server_takes_its_login_and_keeps_it_when_it_is_started_ag
 
 
 async def test_a_login_in_the_url_is_taken_too(server: NatsServer) -> None:
-    client = await connect(server.url.replace("//", "//baton:hush%20hush@"), "test", timeout_s=5)
+    client = await connect(server.url.replace("//", "//baton:hush%20hush@"), "test", timeout_s=60)
     await client.close()
 
 
@@ -64,7 +64,7 @@ async def test_the_login_stands_in_a_file_that_only_we_can_read_and_on_no_comman
 async def test_a_creds_file_opens_a_hosted_server(tmp_path: Path) -> None:
     with hosted_nats(tmp_path) as url:
         login = find_login(NatsConfig(url=url, credentials_file=str(tmp_path / "user.creds")), None, {})
-        client = await connect(url, "test", timeout_s=5, login=login)
+        client = await connect(url, "test", timeout_s=60, login=login)
         await client.flush()
         await client.close()
         with pytest.raises(UnauthorizedError):

@@ -13,7 +13,7 @@ import pytest
 from runtime.errors import ProtocolError
 from runtime.streams.door import MAX_NEWCOMERS, Door, Talk, in_time, received, sent
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Inn:
@@ -59,7 +59,7 @@ def test_hundreds_of_silent_newcomers_cost_no_thread_and_keep_nobody_out(inn: In
         with inn.visit(b"hello") as guest:
             assert guest.recv(100) == b"welcome"
         assert inn.words.get(timeout=LIMIT_S) == b"hello"
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # of an earlier test one may end meanwhile
         for stranger in crowd[: 300 - MAX_NEWCOMERS]:  # the oldest had to leave
             assert stranger.recv(1) == b""
 

@@ -82,7 +82,7 @@ async def counting(folder: Path) -> AsyncIterator[tuple[Counting, Counting]]:
 
 async def until_there(service: Service, *worker_ids: str) -> None:
     async with asyncio.timeout(60):
-        while {worker.worker_id for worker in (await service.client.status(5)).workers if not worker.note} != {
+        while {worker.worker_id for worker in (await service.client.status(60)).workers if not worker.note} != {
             *worker_ids
         }:
             await asyncio.sleep(0.02)
@@ -91,7 +91,7 @@ async def until_there(service: Service, *worker_ids: str) -> None:
 async def until_found(service: Service, blocks: int) -> None:
     """The router's tree has so many blocks."""
     async with asyncio.timeout(30):
-        while sum(worker.blocks_in_tree for worker in (await service.client.status(5)).workers) != blocks:
+        while sum(worker.blocks_in_tree for worker in (await service.client.status(60)).workers) != blocks:
             await asyncio.sleep(0.02)
 
 

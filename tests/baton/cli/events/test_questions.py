@@ -59,13 +59,12 @@ async def test_a_router_that_keeps_silent_ends_with_4_after_the_timeout(command:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     address = "{}:{}".format(*server.sockets[0].getsockname())
-    start_s = time.monotonic()
     result = await asyncio.to_thread(run, *command, "--address", address, "--timeout", "0.3")
     ended.set()
     server.close()
-    assert time.monotonic() - start_s < 3
-    assert result.exit_code in (ExitCode.DEADLINE, ExitCode.UNAVAILABLE)
+    assert result.exit_code == ExitCode.DEADLINE
     assert address in result.stderr
+    assert "within 0.3 s" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ class TestAgainstAService:
             "hits": 2,
             "owners": None,
         }
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         assert answer["summary"]["blocks"] == status.totals.tree_blocks == sum(r["blocks"] for r in answer["runs"])
 
         shown = await events(service, "tree")
@@ -194,7 +193,7 @@ class TestAgainstAService:
         assert new["decisions"][0]["prefill_worker"] == "prefill-1"
         chat = json.loads((await events(service, "explain", "--chat", "Who?", "--json")).stdout)
         assert chat["decisions"][0]["num_tokens"] > 5
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         assert status.queue.running == 0
 
     @pytest.mark.parametrize(
@@ -233,13 +232,13 @@ class TestAgainstAService:
     async def test_diff_finds_what_a_bogus_event_has_planted(self, service: Service) -> None:
         await until_idle(service)
         await until_tree_is_right(service)
-        status = await service.client.status(5)
+        status = await service.client.status(60)
         (worker,) = [worker for worker in status.workers if worker.worker_id == "decode-1"]
         hashes = block_hashes(np.array(random_prompt(48, seed=9), dtype=np.uint32), 16)
         planted = sequence_hashes(hashes)
         await publish_as(service, worker, Stored(None, hashes.tobytes(), planted.tobytes()))
-        async with asyncio.timeout(5):
-            while (await service.client.status(5)).totals.tree_blocks == status.totals.tree_blocks:
+        async with asyncio.timeout(60):
+            while (await service.client.status(60)).totals.tree_blocks == status.totals.tree_blocks:
                 await asyncio.sleep(0.01)
 
         result = await events(service, "diff")

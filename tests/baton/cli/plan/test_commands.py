@@ -96,7 +96,7 @@ async def test_what_an_operator_says_is_done_and_shown(nats_server: NatsServer, 
         advice = await baton(nats_server, "plan", "--dry-run", "--decisions", "1")
         assert "advice only: nothing is done" in advice
         assert "drains; `baton plan`" in await baton(nats_server, "drain", "decode-1")
-        async with httpx.AsyncClient() as http, asyncio.timeout(10):
+        async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(60):
             metrics = ""
             while 'baton_planner_effects_total{outcome="done",verb="add"} 1.0' not in metrics:
                 metrics = (await http.get(addresses["metrics"])).text

@@ -40,7 +40,7 @@ def order(app: TopApp) -> list[str]:
     return [row["worker"] for row in table(app)]
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 10) -> None:
+async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await pilot.pause(0.02)

@@ -56,6 +56,6 @@ def test_a_process_ends_although_its_stderr_takes_nothing(tmp_path: Path) -> Non
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=buffered) as process:
         try:
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()

@@ -16,7 +16,7 @@ from tests.service import assert_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-FREED_S = 20.0
+FREED_S = 60.0
 
 
 @pytest.fixture(scope="module")

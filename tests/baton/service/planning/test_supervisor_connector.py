@@ -130,7 +130,7 @@ async def test_what_cannot_be_done_is_refused_with_the_reason(service: Service, 
 
 async def test_a_worker_sleeps_and_wakes_and_is_used_again(service: Service, connector: SupervisorConnector) -> None:
     async def state() -> str:
-        return next(w.state for w in (await service.client.status(5)).workers if w.worker_id == "decode-1")
+        return next(w.state for w in (await service.client.status(60)).workers if w.worker_id == "decode-1")
 
     await asyncio.gather(connector.sleep("decode-1"), connector.sleep("decode-1"))
     async with asyncio.timeout(START_S):

@@ -1,6 +1,7 @@
 """Prompts on their way from vLLM's cache to another one: what arrives, and when, while a script says what vLLM does."""
 
 import asyncio
+import math
 import queue
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,9 +19,9 @@ from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
-from runtime.config.serving import TransferConfig
 from tests.engine.vllm.kv.test_engine import BLOCK, PROMPT, Scene, sequence
 from tests.engine.vllm.test_engine import item, step
+from tests.kvtransfer.peers import patient
 from tests.kvtransfer.slab_process import cache_of_vllm
 
 LAYOUT = SlabLayout(num_layers=2, num_blocks=10, num_kv_heads=1, block_size=BLOCK, head_dim=8, dtype="float32")
@@ -31,8 +32,8 @@ TIMEOUT_S = 30.0
 class Pair:
     """The prompt `one` on its way."""
 
-    def __init__(self, folder: Path, transport: Any, ttl_s: float = TIMEOUT_S) -> None:
-        config = TransferConfig(transport=transport, connect_timeout_s=5.0)
+    def __init__(self, folder: Path, transport: Any) -> None:
+        config = patient(transport=transport)
         self.scene = Scene(folder)
         self.source, self.target = cache_of_vllm(LAYOUT), cache_of_vllm(LAYOUT)
         self.events: queue.Queue[TransferEvent] = queue.Queue()
@@ -43,7 +44,7 @@ class Pair:
         engine: Any = self.scene.engine
         self.shipping = Shipping(engine, self.sender, lambda job, result: self.results.put(result))
         self.job = ShippingJob(sequence("one", sent=True), PushPlan(len(PROMPT), 0, BLOCK))
-        self.grant = self.receiver.reserve(TARGET, 0, ttl_s)
+        self.grant = self.receiver.reserve(TARGET, 0, TIMEOUT_S)
         self.shipping.add(self.job, self.grant)
 
     def compute(self, layer: int, value: int, *, ends: bool = False) -> None:
@@ -143,11 +144,13 @@ async def test_a_cancel_between_two_layers_ends_the_transfer_and_later_layers_ar
 async def test_a_grant_that_runs_out_between_two_layers_is_released_and_not_committed(
     transport: str, tmp_path: Path
 ) -> None:
-    pair = Pair(tmp_path, transport, ttl_s=0.5)
+    pair = Pair(tmp_path, transport)
     try:
         pair.shipping.step_done(pair.scene.say(StepBegins([Chunk("one", 0, 10, SOURCE)])))
         pair.compute(0, 7)
         events = [await pair.event()]
+        pair.receiver._ledger.expire(math.inf)
+        pair.receiver._wake.set()
         while not isinstance(events[-1], Released):
             events.append(await pair.event())
         assert not any(isinstance(event, Committed) for event in events)

@@ -141,7 +141,7 @@ async def test_values_may_stand_in_the_tensors_themselves(
     made.inputs.add(name="top_p", datatype="FP64", shape=[]).contents.fp64_contents.append(0.5)
     made.inputs.add(name="stop", datatype="BYTES", shape=[2]).contents.bytes_contents.extend([b"x", b"yy"])
     made.inputs.add(name="stop_token_ids", datatype="INT32", shape=[2]).contents.int_contents.extend([3, 4])
-    response = await stub.ModelInfer(made, timeout=20)
+    response = await stub.ModelInfer(made, timeout=60)
     assert texts(response) == [TEXT]
     assert texts(response, "finish_reason") == ["stop"]
     (asked,) = generator.requests
@@ -196,7 +196,7 @@ async def test_what_cannot_be_read_is_refused_by_name(
     stub: pb_grpc.GRPCInferenceServiceStub, bad: pb.ModelInferRequest, problem: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.ModelInfer(bad, timeout=20)
+        await stub.ModelInfer(bad, timeout=60)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert problem in f" {caught.value.details()}"
 
@@ -206,7 +206,7 @@ async def test_a_fault_of_ours_names_the_request_also_where_the_caller_did_not(
 ) -> None:
     monkeypatch.setattr("router.api.grpc.kserve.read_wish", lambda *_: 1 // 0)
     with pytest.raises(grpc.aio.AioRpcError, match=r"internal error; request [0-9a-f]{24}"):
-        await stub.ModelInfer(request(), timeout=20)
+        await stub.ModelInfer(request(), timeout=60)
 
 
 async def test_a_caller_that_leaves_ends_its_requests(
@@ -217,7 +217,7 @@ async def test_a_caller_that_leaves_ends_its_requests(
         call = begin(request())
         generator.requests.clear()
         generator.cancelled.clear()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not generator.requests:
                 await asyncio.sleep(0.01)
             call.cancel()
@@ -230,13 +230,13 @@ async def test_a_key_is_asked_for_but_by_those_who_look_whether_the_server_lives
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
             stub = pb_grpc.GRPCInferenceServiceStub(channel)
-            assert (await stub.ServerLive(pb.ServerLiveRequest(), timeout=20)).live
-            assert (await stub.ServerReady(pb.ServerReadyRequest(), timeout=20)).ready
+            assert (await stub.ServerLive(pb.ServerLiveRequest(), timeout=60)).live
+            assert (await stub.ServerReady(pb.ServerReadyRequest(), timeout=60)).ready
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.ModelInfer(request(), timeout=20)
+                await stub.ModelInfer(request(), timeout=60)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             shown = (("authorization", f"Bearer {'k' * 32}"),)
-            assert texts(await stub.ModelInfer(request(), timeout=20, metadata=shown)) == [TEXT]
+            assert texts(await stub.ModelInfer(request(), timeout=60, metadata=shown)) == [TEXT]
     finally:
         await api.stop()
 
@@ -254,7 +254,7 @@ async def test_an_idle_stream_gives_its_place_to_others(generator: ScriptedGener
             answer = await stream.read()
             assert isinstance(answer, pb.ModelStreamInferResponse)
             assert texts(answer.infer_response) == [TEXT]
-            assert texts(await stub.ModelInfer(request(), timeout=20)) == [TEXT]
+            assert texts(await stub.ModelInfer(request(), timeout=60)) == [TEXT]
             with pytest.raises(grpc.aio.AioRpcError, match="the messages of other requests fill the 1 bytes"):
                 await stream.read()
             assert await stream.code() is grpc.StatusCode.UNAVAILABLE

@@ -54,7 +54,7 @@ def streamed(client: triton.InferenceServerClient, requests: list[dict[str, Any]
         client.async_stream_infer(MODEL, **request)
     seen: list[Any] = []
     while num_final:
-        item = news.get(timeout=20)
+        item = news.get(timeout=60)
         seen.append(item.message() if isinstance(item, InferenceServerException) else item)
         num_final -= isinstance(item, InferenceServerException) or item["final"]
     client.stop_stream()

@@ -33,14 +33,14 @@ async def server(generator: ScriptedGenerator) -> AsyncIterator[HttpServer]:
 
 @pytest.fixture
 async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
     url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -349,7 +349,7 @@ async def test_health_readiness_and_metrics(http: httpx.AsyncClient, generator: 
         return [Target(["127.0.0.1:1"], {"component": "router"})]
 
     app = create_app(make_frontend(generator, not_ready="no worker can serve"), lambda: b"", targets)
-    async with await serve_http(app, "127.0.0.1", 0) as server, httpx.AsyncClient() as client:
+    async with await serve_http(app, "127.0.0.1", 0) as server, httpx.AsyncClient(timeout=60) as client:
         answer = await client.get(f"http://127.0.0.1:{server.port}/ready")
         found = await client.get(f"http://127.0.0.1:{server.port}/metrics/targets")
     assert (answer.status_code, answer.json()) == (503, {"status": "no worker can serve"})

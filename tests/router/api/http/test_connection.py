@@ -72,7 +72,7 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the server ends the connection."""
     said = b""
     with contextlib.suppress(ConnectionError):
-        while piece := await asyncio.wait_for(reader.read(65536), 20):
+        while piece := await asyncio.wait_for(reader.read(65536), 60):
             said += piece
     return said
 
@@ -82,7 +82,7 @@ async def write_until_closed(writer: asyncio.StreamWriter, piece: bytes, times: 
     for number in range(times):
         try:
             writer.write(piece)
-            await asyncio.wait_for(writer.drain(), 5)
+            await asyncio.wait_for(writer.drain(), 60)
         except (ConnectionError, TimeoutError):
             return number
     return times
@@ -105,7 +105,7 @@ async def test_what_is_no_body_is_bounded_wherever_it_stands(server: HttpServer,
     async with client(server) as (_, writer):
         writer.write(begun)
         assert await write_until_closed(writer, piece, 400) < 400
-        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 60)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -116,7 +116,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_trailers_are_no_headers(server: HttpServer, echo: Echo) -> None:
     async with client(server) as (reader, writer):
         writer.write(CHUNKED + b"1\r\nx\r\n0\r\nauthorization: Bearer k\r\n\r\n")
-        await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
     assert [name for name, _ in echo.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
 
 
@@ -151,7 +151,7 @@ async def test_each_byte_of_a_body_earns_time_for_the_next(server: HttpServer, m
         writer.write(b"POST / HTTP/1.1\r\nhost: baton\r\ncontent-length: 2\r\n\r\na")
         await asyncio.sleep(0.5)
         writer.write(b"b")
-        assert b"<ab" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+        assert b"<ab" in await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
 
 
 @pytest.mark.parametrize("begun", [b"GET / HT", CHUNKED, CHUNKED + b"1\r\n"])
@@ -163,10 +163,10 @@ async def test_who_begins_the_next_request_gets_the_answer_before_it_in_full(
     echo.may_end.clear()
     async with client(server) as (reader, writer):
         writer.write(GET + begun)
-        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        await asyncio.wait_for(reader.readuntil(b"<"), 60)
         await asyncio.sleep(0.3)  # several times what a head or body may take
         echo.may_end.set()
-        assert (await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)).endswith(b">\r\n0\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)).endswith(b">\r\n0\r\n\r\n")
         assert b"200 OK" not in await rest(reader)  # and only then the client has to hurry
 
 
@@ -174,7 +174,7 @@ async def test_garbage_after_a_request_ends_the_connection_after_its_answer(serv
     echo.may_end.clear()
     async with client(server) as (reader, writer):
         writer.write(GET + b"\x00garbage\r\n\r\n")
-        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        await asyncio.wait_for(reader.readuntil(b"<"), 60)
         writer.write(b"more")
         echo.may_end.set()
         assert (await rest(reader)).endswith(b">\r\n0\r\n\r\n")
@@ -212,7 +212,7 @@ async def test_few_requests_wait_for_the_answers_to_earlier_ones(server: HttpSer
     echo.may_end.clear()
     async with client(server) as (reader, writer):
         writer.write(GET * 5000)
-        await asyncio.wait_for(reader.readuntil(b"<"), 5)
+        await asyncio.wait_for(reader.readuntil(b"<"), 60)
         echo.may_end.set()
         await rest(reader)
     assert len(echo.scopes) == 1 + connection.MAX_PIPELINED
@@ -230,7 +230,7 @@ async def test_who_asks_for_an_upgrade_is_answered_without_one(server: HttpServe
 async def test_an_answer_does_not_name_the_software(server: HttpServer) -> None:
     async with client(server) as (reader, writer):
         writer.write(GET)
-        assert b"\r\nserver:" not in (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).lower()
+        assert b"\r\nserver:" not in (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).lower()
 
 
 async def big(scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,8 +251,8 @@ def test_who_does_not_read_a_whole_answer_loses_the_connection(
             with socket.create_connection((server.host, server.port)) as peer:
                 peer.send(b"GET / HTTP/1.1\r\nhost: baton\r\n%b\r\n" % last)
                 connections = server._server.server_state.connections
-                await asyncio.wait_for(_until(lambda: bool(connections)), 10)
-                await asyncio.wait_for(_until(lambda: not connections), 10)
+                await asyncio.wait_for(_until(lambda: bool(connections)), 60)
+                await asyncio.wait_for(_until(lambda: not connections), 60)
 
     run(idle_reader())
 
@@ -293,7 +293,7 @@ def test_clients_that_leave_in_mid_answer_are_no_errors(
                     peer.send(GET)
                     for _ in range(number % 20):
                         await asyncio.sleep(0)
-            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 20)
+            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 60)
             return [record.getMessage() for record in caplog.records]
 
     with caplog.at_level(logging.WARNING):
@@ -331,6 +331,20 @@ def test_a_client_that_closes_its_side_after_its_requests_gets_the_answers(run: 
     assert run(half_closed()).count(b">\r\n0\r\n\r\n") == asked.count(b"host")
 
 
+async def test_an_empty_line_behind_a_request_keeps_its_answer_from_no_client_that_closes_its_side(
+    server: HttpServer, echo: Echo
+) -> None:
+    echo.may_end.clear()
+    async with client(server) as (reader, writer):
+        writer.write(GET)
+        await reader.readuntil(b"<")  # and so the empty line comes in a packet of its own
+        writer.write(b"\r\n")
+        writer.write_eof()
+        await _until(lambda: any(connection._half_closed for connection in server._server.server_state.connections))
+        echo.may_end.set()
+        assert (await rest(reader)).endswith(b">\r\n0\r\n\r\n")
+
+
 @LOOPS
 @pytest.mark.parametrize("begins", [False, True], ids=["silent", "begun"])
 @pytest.mark.parametrize("closes", [False, True], ids=["closes its side", "closes"])
@@ -341,12 +355,12 @@ def test_a_client_that_may_have_left_ends_the_work_for_it_at_once(
         app, said = Working(begins), b""
         async with await serve_http(app, "127.0.0.1", 0) as server, client(server) as (reader, writer):
             writer.write(GET)
-            await asyncio.wait_for(app.works.wait(), 5)
+            await asyncio.wait_for(app.works.wait(), 60)
             writer.close() if closes else writer.write_eof()
-            await asyncio.wait_for(app.left.wait(), 5)
+            await asyncio.wait_for(app.left.wait(), 60)
             if not closes:
                 said = await rest(reader)
-            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+            await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 60)
         return said
 
     with caplog.at_level(logging.WARNING):
@@ -370,5 +384,5 @@ async def test_a_client_that_closes_its_side_in_the_middle_of_a_request_gets_not
         writer.write(begun)
         writer.write_eof()
         assert b"200 OK" not in await rest(reader) or begun.startswith(GET)
-        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 5)
+        await asyncio.wait_for(_until(lambda: not server._server.server_state.connections), 60)
     echo.may_end.set()

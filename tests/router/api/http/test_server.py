@@ -26,7 +26,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def get(server: HttpServer) -> bytes:
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 
@@ -70,14 +70,14 @@ def test_who_comes_while_all_connections_are_open_is_told_to_come_again(run: Any
             held = [await asyncio.open_connection(server.host, server.port) for _ in range(CROWD)]
             for _ in range(3):
                 reader, writer = await asyncio.open_connection(server.host, server.port)
-                answer = await asyncio.wait_for(reader.read(), 5)
+                answer = await asyncio.wait_for(reader.read(), 60)
                 writer.close()
                 assert answer.startswith(b"HTTP/1.1 503 ")
                 assert b"\r\nretry-after: 1\r\n" in answer
                 assert b"all 100 connections of router.max_http_connections are open; try again later" in answer
             for reader, writer in held:
                 writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
-                assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"hello")
+                assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"hello")
                 writer.close()
             assert (await get(server)).endswith(b"hello"), "there is room again"
 
@@ -97,7 +97,7 @@ async def test_who_does_not_end_the_head_of_a_request_is_left(said: bytes, monke
     async with await serve_http(hello, "127.0.0.1", 0) as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(said)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
@@ -107,7 +107,7 @@ async def test_a_connection_may_rest_between_two_requests(monkeypatch: pytest.Mo
         reader, writer = await asyncio.open_connection(server.host, server.port)
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\n\r\n")
-            assert (await asyncio.wait_for(reader.readuntil(b"hello"), 10)).startswith(b"HTTP/1.1 200")
+            assert (await asyncio.wait_for(reader.readuntil(b"hello"), 60)).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(0.3)
         writer.close()
 
@@ -130,11 +130,11 @@ def test_over_tls_who_shakes_no_hands_is_left_and_the_others_are_served(
                 reader, writer = await asyncio.open_connection(server.host, server.port)
                 writer.write(said)
                 with contextlib.suppress(ConnectionResetError):
-                    assert b"hello" not in await asyncio.wait_for(reader.read(), 20)
+                    assert b"hello" not in await asyncio.wait_for(reader.read(), 60)
                 writer.close()
             reader, writer = await asyncio.open_connection(server.host, server.port, ssl=ours)
             writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
-            answer = await asyncio.wait_for(reader.read(), 20)
+            answer = await asyncio.wait_for(reader.read(), 60)
             writer.close()
             return answer
 

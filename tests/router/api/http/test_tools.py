@@ -58,7 +58,7 @@ async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[Ht
 @pytest.fixture
 async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
     url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
@@ -300,7 +300,7 @@ async def test_a_template_without_tools_refuses_them(tiny_model: Path) -> None:
     generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
     async with await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=20) as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             answer = await http.post(url, json=CHAT | {"tools": TOOLS})
     assert answer.status_code == 400
     assert "knows no tools" in answer.json()["error"]["message"]

@@ -34,7 +34,7 @@ async def serving(
     app = create_app(frontend, lambda: b"", keys=BearerKeys.plain([Secret(API)]), operators_routes=routes)
     async with (
         await serve_http(app, "127.0.0.1", 0) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http,
     ):
         yield http
 
@@ -103,7 +103,7 @@ async def test_who_asks_for_the_heads_alone_watches_nothing(tiny_model: Path) ->
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         head = f"HEAD /ui/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OPERATOR}\r\n\r\n"
         writer.write(head.encode() + b"GET /ui HTTP/1.1\r\nhost: x\r\n\r\n")
-        answers = await asyncio.wait_for(reader.readuntil(b"<!doctype html>"), 20)
+        answers = await asyncio.wait_for(reader.readuntil(b"<!doctype html>"), 60)
         writer.close()
     assert answers.count(b"HTTP/1.1 200 OK") == 2
 

@@ -38,7 +38,7 @@ KEY = "sesame-sesame-sesame"
 
 def client_of(server: HttpServer, key: str = "none") -> anthropic.AsyncAnthropic:
     url = f"http://127.0.0.1:{server.port}"
-    return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, timeout=20)
+    return anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ async def test_bad_requests_are_refused_by_name_in_anthropics_form(http: httpx.A
 async def test_unknown_fields_are_ignored_where_the_router_says_so(generator: ScriptedGenerator, folder: Path) -> None:
     frontend = replace(talking_frontend(generator, folder), unknown_fields="ignore")
     body = ASKED | {"x": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}], "x": 1}]}
-    async with serving(frontend) as server, httpx.AsyncClient(timeout=20) as http:
+    async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
         assert (await http.post(f"http://127.0.0.1:{server.port}/v1/messages", json=body)).status_code == 200
 
 
@@ -337,7 +337,7 @@ async def test_a_key_is_shown_in_either_header(generator: ScriptedGenerator, fol
         async with client_of(server, KEY) as client:
             assert (await client.messages.create(**ASKED)).type == "message"
         url = f"http://127.0.0.1:{server.port}/v1"
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             shown = {"x-api-key": KEY}
             assert (await http.post("/messages", json=ASKED, headers=shown)).status_code == 200
             assert (await http.get("/models", headers=shown)).status_code == 200
@@ -353,7 +353,7 @@ async def test_a_client_that_leaves_ends_the_work(
     generator.stuck_at = 4
     async with client.messages.stream(**ASKED) as stream:
         await anext(aiter(stream))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await generator.cancelled.wait()
 
 
@@ -361,7 +361,7 @@ async def test_a_client_that_leaves_ends_the_work(
 async def test_what_is_not_there_is_refused_in_the_form_of_the_protocol(
     server: HttpServer, method: str, path: str
 ) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as http:
         refused = (await http.request(method, path)).json()
     assert refused["type"] == "error"
     assert refused["error"]["message"].startswith(f"{method} {path}: ")

@@ -33,7 +33,7 @@ async def http(generator: ScriptedGenerator) -> AsyncIterator[httpx.AsyncClient]
     app = create_app(frontend, lambda: b"", keys=keys, more_routes=routes, cors_origins=[PAGE])
     async with await serve_http(app, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=20, headers=KEY) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60, headers=KEY) as client:
             yield client
 
 

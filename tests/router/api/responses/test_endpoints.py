@@ -36,7 +36,7 @@ ASKED: dict[str, Any] = {"model": MODEL, "input": "When does it rain?"}
 
 def client_of(server: HttpServer, key: str = "none") -> openai.AsyncOpenAI:
     url = f"http://127.0.0.1:{server.port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=20)
+    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ async def test_unknown_fields_are_ignored_where_the_router_says_so(generator: Sc
         "x": 1,
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "x": 1}], "x": 1}],
     }
-    async with serving(frontend) as server, httpx.AsyncClient(timeout=20) as http:
+    async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
         assert (await http.post(f"http://127.0.0.1:{server.port}/v1/responses", json=body)).status_code == 200
 
 
@@ -372,5 +372,5 @@ async def test_a_client_that_leaves_ends_the_work(client: openai.AsyncOpenAI, ge
     generator.stuck_at = 4
     async with client.responses.stream(**ASKED) as stream:
         await anext(aiter(stream))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await generator.cancelled.wait()

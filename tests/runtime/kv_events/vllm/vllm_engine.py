@@ -105,7 +105,7 @@ class Engine:
     async def subscribed(self) -> None:
         """Returns when the bridge listens."""
         assert self._pub is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (await self._pub.recv()).startswith(b"\x01"):
                 pass
 
