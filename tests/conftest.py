@@ -14,12 +14,15 @@ from baton.service.nats_server import NatsServer
 from tests.clock import Clock
 from tests.tiny_model import write_tiny_model
 
-STARTERS = {"running_service", "planned_service", "NatsServer", "Supervisor", "subprocess", "decode_worker"}
+STARTERS = {
+    *("running_service", "planned_service", "guarded_service", "baton_up", "NatsServer", "Supervisor", "subprocess"),
+    *("WorkerProcess", "RankProcesses", "child", "decode_worker"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first, then those with the most tests, because pytest-xdist hands files out in
-    this order and the last ones of a run have a machine for themselves."""
+    """Files that start processes, as their names tell, come first, then those with the most tests: with the Makefile's
+    options pytest-xdist hands files out in this order, and the last file of a run has a machine for itself."""
     num_tests = Counter(item.path for item in items)
 
     def place(item: pytest.Item) -> tuple[bool, int]:

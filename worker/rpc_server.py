@@ -1,8 +1,9 @@
 """The gRPC server of a worker: the questions that prefill and decode workers answer alike."""
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 import psutil
@@ -19,6 +20,8 @@ from worker.sleep import Sleeper
 from worker.snapshot import chunks, take_snapshot
 from worker.weights_update import WeightsUpdater
 
+T = TypeVar("T")
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 OPTIONS = [
@@ -34,6 +37,7 @@ class WorkerService:
         self._runtime = runtime
         self._sleeper = Sleeper(runtime)
         self._updater = WeightsUpdater(runtime, self._sleeper)
+        self._changes: set[asyncio.Task[Any]] = set()
         guards: list[grpc.aio.ServerInterceptor] = []
         if (cluster := runtime.keys.cluster) is not None:
             guards.append(RequireBearer(BearerKeys.plain([cluster.derive(WORKER_CALLS)]), "cluster key"))
@@ -85,13 +89,20 @@ class WorkerService:
         return wire.DrainReport(await self._runtime.drain(request.timeout_s))
 
     async def _sleep(self, request: wire.SleepRequest, context: Context) -> wire.SleepReport:
-        return await self._sleeper.sleep(request.level, request.timeout_s)
+        return await self._to_the_end(self._sleeper.sleep(request.level, request.timeout_s))
 
     async def _wake(self, request: wire.WakeRequest, context: Context) -> wire.SleepReport:
-        return await self._sleeper.wake(tuple(request.tags))
+        return await self._to_the_end(self._sleeper.wake(tuple(request.tags)))
 
     async def _update(self, request: wire.UpdateRequest, context: Context) -> wire.UpdateReport:
-        return await self._updater.update(request)
+        return await self._to_the_end(self._updater.update(request))
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """A caller that leaves stops nothing half-way: the worker would neither sleep nor serve."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
 
 def _row(question: wire.Question[Any], answer: Any) -> Any:

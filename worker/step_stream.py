@@ -77,21 +77,26 @@ class RouterStream:
             if self._loop.time() >= self._not_before_s:
                 self._leave_soon()
             else:
-                self._timer = self._loop.call_at(self._not_before_s, self.leave)
+                self._timer = self._loop.call_at(self._not_before_s, self._leave, True)
 
     def leave(self) -> None:
         """Writes what is hurried and, in time, what else waits, if the router reads."""
-        for handle in (self._soon, self._timer):
-            if handle is not None:
-                handle.cancel()
-        self._soon = self._timer = None
+        self._leave(self._loop.time() >= self._not_before_s)
+
+    def _leave(self, everything: bool) -> None:
+        """Because uvloop's timers may ring half a millisecond early, the timer does not ask for the time again."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if everything and self._timer is not None:  # else it stays, for the load
+            self._timer.cancel()
+            self._timer = None
         self._blocked = not self._stream.writable
         if self._blocked:
             return
-        if self._loop.time() >= self._not_before_s:
+        if everything:
             self._write_all()
-            return
-        if self._hurried:
+        elif self._hurried:
             self._write([self._deltas.pop(request_id) for request_id in self._hurried])
         if self._deltas:
             self._leave_in_time()

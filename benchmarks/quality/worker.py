@@ -236,7 +236,7 @@ class SimulatedWorker:
                 leaders.append(job)
             elif passed is None:
                 break
-        everyone.extend(leaders)
+        everyone.extend(job for job in leaders if job not in everyone)
         for job in late:
             has_turn = job in self._waiting and sum(map(_left, self._prefilling)) < budget
             if has_turn and not self._follows(job, everyone) and self._start(job, len(self._decoding)):
@@ -253,13 +253,15 @@ class SimulatedWorker:
         if not jobs or step_s == math.inf:
             return [], []
         jobs.sort(key=lambda job: job.due_s)
-        coming = ComingBlocks()
+        coming, total_s = ComingBlocks(), 0.0
         dues: list[Due] = []
         for place, job in enumerate(jobs):
             start, end = self._start_of(job, coming, is_near=place < LOOK_AHEAD), job.request.prompt_tokens
-            if job.due_s > now_s:
+            left_s = self._timed.attentive_s(end - start, prefill_pairs(start, end))
+            if now_s + total_s + left_s <= job.due_s:
+                total_s += left_s
                 coming.add(job.sequence.sequence_hashes, start // self.blocks.block_size)
-            dues.append(Due(self._timed.attentive_s(end - start, prefill_pairs(start, end)), job.due_s - now_s))
+            dues.append(Due(left_s, job.due_s - now_s))
         first, late = turns(dues, step_s)
         return [jobs[i] for i in first], [jobs[i] for i in late]
 

@@ -217,18 +217,21 @@ class BlockManager:
 
     def tokens_at_hand(self, sequence: Sequence) -> int:
         """cached_tokens(), and what the disk brings sooner than it is computed."""
-        hits = self._hits(sequence)
-        num_cached = len(self._usable(hits))
-        num_read = len(hits) - num_cached if self._disk is not None else 0
-        if not num_read or not self._is_sooner(num_read, num_read):
-            return num_cached * self.block_size
-        return min(len(hits) * self.block_size, sequence.num_tokens - 1)
+        return self._num_at_hand(self._hits(sequence)) * self.block_size
 
     def more_at_hand(self, sequence: Sequence, at_hand: int) -> int:
         """tokens_at_hand() where so many were at hand before and are taken to be so still: quicker, because only what
-        has come since is compared."""
-        first = at_hand // self.block_size
-        return at_hand + len(self._cache.match(sequence, first, self._hash(sequence))) * self.block_size
+        has come to the device since is compared."""
+        first, end = at_hand // self.block_size, self._hash(sequence)
+        following = self._cache.match(sequence, first, min(first + 1, end))
+        if not following or following[0] >= self.num_blocks:
+            return at_hand
+        return at_hand + self._num_at_hand(self._cache.match(sequence, first, end)) * self.block_size
+
+    def _num_at_hand(self, hits: list[int]) -> int:
+        num_cached = len(self._usable(hits))
+        num_read = len(hits) - num_cached if self._disk is not None else 0
+        return len(hits) if num_read and self._is_sooner(num_read, num_read) else num_cached
 
     def shared_tokens(self, sequence: Sequence, other: Sequence) -> int:
         """Leading tokens in whole blocks that two prompts have in common, by their hashes, and that need not be

@@ -56,20 +56,32 @@ def follows(left: int, led: int, leader_left: int, step_tokens: int) -> bool:
 
 
 class ComingBlocks:
-    """Hashes of blocks that prompts are about to compute, in the order in which their first tokens are due. Whoever
-    comes behind them and begins alike finds these blocks cached."""
+    """Blocks that prompts are about to compute, in the order in which their first tokens are due. Whoever comes behind
+    them and begins alike finds these blocks cached.
+
+    Each prompt is one entry, whatever its length, because a hash tells all blocks before it too: who has the same hash
+    at a place has the same beginning.
+    """
 
     def __init__(self) -> None:
-        self._hashes: set[int] = set()
+        self._by_first: dict[int, Sequence[int]] = {}  # hashes of a prompt, by that of the first block it computes
 
     def start(self, hashes: Sequence[int], first: int, end: int) -> int:
         """The first block that a prompt with these hashes has to compute itself, at most `end`. first: blocks that are
         cached."""
-        return bisect_left(range(end), True, lo=min(first, end), key=lambda i: hashes[i] not in self._hashes)
+        while first < end and (other := self._by_first.get(hashes[first])) is not None:
+            first = _parting(hashes, other, first, end)
+        return min(first, end)
 
     def add(self, hashes: Sequence[int], first: int) -> None:
         """A prompt with these hashes computes its blocks from `first` on."""
-        self._hashes.update(hashes[first:])
+        while first < len(hashes) and (other := self._by_first.setdefault(hashes[first], hashes)) is not hashes:
+            first = _parting(hashes, other, first, len(hashes))
+
+
+def _parting(hashes: Sequence[int], other: Sequence[int], first: int, end: int) -> int:
+    """The first block, at most `end`, in which prompts differ that have block `first` in common."""
+    return bisect_left(range(min(end, len(other))), True, lo=first + 1, key=lambda i: hashes[i] != other[i])
 
 
 class Due(NamedTuple):

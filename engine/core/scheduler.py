@@ -306,14 +306,16 @@ class Scheduler:
             return _NOBODY
         highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
         dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
-        coming = ComingBlocks()
+        coming, total_s = ComingBlocks(), 0.0
         dues: list[Due] = []
         for place, sequence in enumerate(dated):
             start, end = self._span(sequence, coming, is_near=place < LOOK_AHEAD)
-            if sequence.due_s > now_s:  # what is late goes last, and nobody waits for it
+            left_s = took.attentive_s(end - start, prefill_pairs(start, end))
+            if now_s + total_s + left_s <= sequence.due_s:  # else it is late: it goes last, and nobody waits for it
+                total_s += left_s
                 computed = min(start, sequence.num_computed_tokens) if sequence.block_table else start
                 coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size)
-            dues.append(Due(took.attentive_s(end - start, prefill_pairs(start, end)), sequence.due_s - now_s))
+            dues.append(Due(left_s, sequence.due_s - now_s))
         order = turns(dues, step_s)
         return _Dated(*([dated[i] for i in part] for part in order))
 
@@ -332,7 +334,8 @@ class Scheduler:
 
     def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
         """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
-        leaders = [one for one in self._leaders() if one not in self._dated.late]
+        late = set(self._dated.late)
+        leaders = [one for one in self._leaders() if one not in late]
         for sequence in self._dated.first:
             if budget <= 0 or len(self.running) >= self.max_running:
                 return

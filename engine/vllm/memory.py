@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from baton_proto.worker import TAGS, WEIGHTS
+from baton_proto.worker import LAST_STEPS_S, TAGS, WEIGHTS
 from engine.core.engine import StepOutput
 from engine.loading.model_memory import Tensors
 from engine.vllm.cache import VllmCache
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from engine.model.checkpoint import Checkpoint
 
 
-LAST_STEPS_S: Final = 30.0  # of a vLLM whose requests have ended
-ASK_AGAIN_S: Final = 0.01  # vLLM answers between its steps
+ASK_AGAIN_S: Final = (0.01, 0.5)  # first and at most; vLLM logs each time that it cannot
 
 
 class VllmMemory:
@@ -63,10 +62,12 @@ class VllmMemory:
         those of a prompt whose KV was just sent, come free with a later step of vLLM's, it is asked again until then.
         Raises UnavailableError."""
         deadline_s = time.monotonic() + LAST_STEPS_S
+        pause_s, longest_s = ASK_AGAIN_S
         while not await self._llm.engine_core.reset_prefix_cache_async():
             if time.monotonic() >= deadline_s:
                 raise UnavailableError(f"vLLM still uses KV blocks after {LAST_STEPS_S:g} s: try again")
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
 
     async def wake(self, tags: tuple[str, ...]) -> None:
         """Raises UnavailableError."""

@@ -227,6 +227,9 @@ class DrainReport(Struct, frozen=True):
     remaining: Small  # requests still in flight at the timeout
 
 
+LAST_STEPS_S = 30.0  # of a vLLM whose requests have ended, until it can fall asleep
+
+
 class SleepRequest(Struct, frozen=True):
     version: Count
     level: Small  # 1: the weights are kept in host memory; 2: they are dropped

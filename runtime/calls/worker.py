@@ -67,7 +67,7 @@ class WorkerClient:
     async def sleep(self, level: int, timeout_s: float) -> wire.SleepReport:
         """`timeout_s`: for requests in flight, and again for peers. Raises UnavailableError when it stays awake."""
         request = wire.SleepRequest(wire.MAJOR, level, timeout_s)
-        return self._done(await self._ask(wire.SLEEP, request, 2 * timeout_s + MEMORY_TIMEOUT_S))
+        return self._done(await self._ask(wire.SLEEP, request, 2 * timeout_s + wire.LAST_STEPS_S + MEMORY_TIMEOUT_S))
 
     async def wake(self, tags: list[str] | None = None) -> wire.SleepReport:
         """Without tags the worker wakes completely. Raises UnavailableError when it sleeps on."""

@@ -127,10 +127,11 @@ class VllmServer:
 def _free_ports(count: int) -> list[int]:
     """vLLM takes no port 0 for its events, and binds these half a minute later. None is one that the kernel gives to
     whoever asks for any, because another process would have it by then."""
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    allowed = range(FIRST_PORT, first) or range(last + 1, 65536) or range(FIRST_PORT, 65536)
     ports: list[int] = []
     while len(ports) < count:
-        port = random.randrange(FIRST_PORT, end)
+        port = random.choice(allowed)
         if port not in _given:
             with contextlib.suppress(OSError), socket.create_server(("", port)):
                 ports.append(port)

@@ -147,6 +147,8 @@ async def test_a_request_that_ends_hurries_the_news_of_no_other(steps: Fixture, 
     assert [delta.token_ids for delta in (await call.read()).deltas] == [[1]]
     hurried = await call.read()
     assert [(delta.request_id, delta.token_ids) for delta in hurried.deltas] == [("r2", [2, 3])]
+    router.send(Delta("r3", [4], finish="stop"))
+    assert [delta.request_id for delta in (await call.read()).deltas] == ["r3"], "r1 has not left right behind r2"
     clock.now_s += GATHER_S
     assert [(delta.request_id, delta.token_ids) for delta in (await call.read()).deltas] == [("r1", [2, 3])]
 
@@ -154,6 +156,22 @@ async def test_a_request_that_ends_hurries_the_news_of_no_other(steps: Fixture, 
 async def test_a_load_without_deltas_is_reported_too(steps: Fixture) -> None:
     call = await steps.open()
     steps.streams.step_is_over()
+    assert await call.read() == StepMessage([], LOAD)
+
+
+async def test_a_load_without_deltas_leaves_although_the_timer_rings_early(
+    steps: Fixture, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As uvloop's do: they count whole milliseconds."""
+    call, loop = await steps.open(), asyncio.get_running_loop()
+    call.stream.send(SUBMIT)
+    await steps.memory.commands.get()
+    steps.streams.step_is_over()
+    assert await call.read() == StepMessage([], LOAD)
+    call_at = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda when_s, *what: call_at(when_s - 0.0004, *what))
+    steps.streams.step_is_over()
+    clock.now_s += GATHER_S - 0.0003
     assert await call.read() == StepMessage([], LOAD)
 
 

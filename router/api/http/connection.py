@@ -248,8 +248,8 @@ class WatchedTransport:
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():  # else the client has left
+            self._written += len(data)  # first, because write() may call pause_writing()
             self._transport.write(data)
-            self._written += len(data)
 
     def close(self) -> None:
         if not self._transport.is_closing():

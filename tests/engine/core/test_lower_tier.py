@@ -55,6 +55,17 @@ def told(events: Iterable[KvEvent]) -> list[tuple[str, int | None, list[int]]]:
     ]
 
 
+def test_blocks_that_are_sooner_computed_than_copied_are_not_at_hand_at_a_second_look_either() -> None:
+    tiered = Tiered(num_blocks=3, num_slots=8)
+    tiered.run(*range(12))
+    tiered.run(*range(100, 112))
+    manager, again = tiered.manager, make_sequence("again", range(12))
+    manager.compute_s = lambda num_tokens: -1.0
+    at_hand = manager.tokens_at_hand(again)
+    assert at_hand < 8
+    assert manager.more_at_hand(again, at_hand) == at_hand
+
+
 def test_a_prefix_that_had_to_leave_the_device_is_found_again_and_both_moves_are_told() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8)
     tiered.run(*range(9))

@@ -101,6 +101,13 @@ def test_a_block_that_prompts_have_in_common_is_computed_by_the_first_of_them_al
         computed.update(hashes)
 
 
+def test_blocks_that_nobody_is_about_to_compute_are_not_passed_over_for_later_ones_that_somebody_is() -> None:
+    coming = ComingBlocks()
+    coming.add(range(20), 5)  # it saw the five before them cached, which have been evicted since
+    assert coming.start(range(20), 0, 20) == 0
+    assert coming.start(range(20), 5, 19) == 19
+
+
 @given(dues)
 def test_nobody_is_late_where_any_order_has_all_in_time_and_who_is_not_late_can_be_in_time(prompts: list[Due]) -> None:
     late = turns(prompts, STEP_S).late

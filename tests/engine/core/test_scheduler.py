@@ -295,6 +295,26 @@ def test_siblings_are_not_late_because_their_beginning_is_computed_once() -> Non
     assert max(ends) <= 2.1
 
 
+def test_prompts_that_begin_like_a_late_one_and_are_as_late_wait_for_it_and_take_no_step_from_others() -> None:
+    scheduler, took = make_scheduler(8000, max_batch_tokens=1000, max_running=16), TimedSteps()
+    took.note(1000, 0, 0, 100.0)
+    common = list(range(12_000))  # they take 1.2 s without attention
+    for place in range(4):
+        sibling = make_sequence(f"s{place}", [*common, *[20_000 + place] * 100], prefill_only=True)
+        sibling.due_s = 0.5 + place / 100
+        scheduler.add(sibling)
+    other = distinct("o", 4000)
+    other.due_s = 0.7
+    scheduler.add(other)
+    now_s = 0.0
+    while other.num_computed_tokens < 4000:
+        scheduler.look_ahead(now_s, took)
+        assert len(step(scheduler).prefill) <= 2  # the first one keeps its place
+        now_s += 0.1
+    assert now_s < other.due_s
+    assert [one.num_computed_tokens for one in scheduler.waiting] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("due_s", "other_tokens"), [(0.8, 400), (1.1, 1)], ids=["in danger, before another", "with time to spare"]
 )
