@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 # Without bytecode files every process compiles all of Baton, and every pytest rewrites all tests.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong

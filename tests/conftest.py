@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,24 +12,6 @@ from hypothesis import HealthCheck, settings
 from baton.service.nats_server import NatsServer
 from tests.clock import Clock
 from tests.tiny_model import write_tiny_model
-
-STARTERS = {
-    *("running_service", "planned_service", "guarded_service", "baton_up", "NatsServer", "Supervisor", "subprocess"),
-    *("WorkerProcess", "RankProcesses", "child", "decode_worker"),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes, as their names tell, come first, then those with the most tests: with the Makefile's
-    options pytest-xdist hands files out in this order, and the last file of a run has a machine for itself."""
-    num_tests = Counter(item.path for item in items)
-
-    def place(item: pytest.Item) -> tuple[bool, int]:
-        module = item.getparent(pytest.Module)
-        starts = module is not None and not STARTERS.isdisjoint(vars(module.obj))
-        return not starts, -num_tests[item.path]
-
-    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,6 +13,7 @@ from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.worker import SnapshotChunk
 from router.index.indexer import Indexer
 from runtime.discovery.directory import Directory
+from runtime.discovery.load_board import LoadBoard
 from runtime.discovery.worker_key import WorkerKey
 from runtime.nats.client import NatsClient
 from tests.router.index.test_indexer import removed, stored
@@ -57,9 +58,12 @@ class Router:
         self.directory = Directory(nats, TTL_S)
         self.indexer = Indexer(nats, _no_snapshot)
         self.directory.on_change(self.indexer.apply)
+        self._loads = LoadBoard(nats)  # what came before its worker was known is missed, and the worker's load tells so
+        self._loads.on_report(self.indexer.load_report)
 
     async def start(self) -> None:
         await self.indexer.start()
+        await self._loads.start()
         await self.directory.start()
 
     async def close(self) -> None:
