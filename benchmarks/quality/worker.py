@@ -253,15 +253,13 @@ class SimulatedWorker:
         if not jobs or step_s == math.inf:
             return [], []
         jobs.sort(key=lambda job: job.due_s)
-        coming, total_s = ComingBlocks(), 0.0
+        coming = ComingBlocks()
         dues: list[Due] = []
         for place, job in enumerate(jobs):
             start, end = self._start_of(job, coming, is_near=place < LOOK_AHEAD), job.request.prompt_tokens
-            left_s = self._timed.attentive_s(end - start, prefill_pairs(start, end))
-            if now_s + total_s + left_s <= job.due_s:
-                total_s += left_s
-                coming.add(job.sequence.sequence_hashes, start // self.blocks.block_size)
-            dues.append(Due(left_s, job.due_s - now_s))
+            due = Due(self._timed.attentive_s(end - start, prefill_pairs(start, end)), job.due_s - now_s)
+            coming.add(job.sequence.sequence_hashes, start // self.blocks.block_size, due)
+            dues.append(due)
         first, late = turns(dues, step_s)
         return [jobs[i] for i in first], [jobs[i] for i in late]
 

@@ -55,6 +55,13 @@ def follows(left: int, led: int, leader_left: int, step_tokens: int) -> bool:
     return led > min(LEAST_LED, step_tokens // RIGHT_OF_FIRST) and not slips_in(left, leader_left)
 
 
+class Due(NamedTuple):
+    """A prompt's first token, in seconds."""
+
+    left_s: float  # what computing the rest of the prompt takes alone
+    due_s: float  # from now on; infinite: at no time
+
+
 class ComingBlocks:
     """Blocks that prompts are about to compute, in the order in which their first tokens are due. Whoever comes behind
     them and begins alike finds these blocks cached.
@@ -65,6 +72,7 @@ class ComingBlocks:
 
     def __init__(self) -> None:
         self._by_first: dict[int, Sequence[int]] = {}  # hashes of a prompt, by that of the first block it computes
+        self._total_s = 0.0  # what computing them all takes
 
     def start(self, hashes: Sequence[int], first: int, end: int) -> int:
         """The first block that a prompt with these hashes has to compute itself, at most `end`. first: blocks that are
@@ -73,8 +81,12 @@ class ComingBlocks:
             first = _parting(hashes, other, first, end)
         return min(first, end)
 
-    def add(self, hashes: Sequence[int], first: int) -> None:
-        """A prompt with these hashes computes its blocks from `first` on."""
+    def add(self, hashes: Sequence[int], first: int, due: Due) -> None:
+        """A prompt with these hashes computes its blocks from `first` on, unless it is surely late: then it goes last,
+        and nobody waits for it."""
+        if self._total_s + due.left_s > due.due_s:
+            return
+        self._total_s += due.left_s
         while first < len(hashes) and (other := self._by_first.setdefault(hashes[first], hashes)) is not hashes:
             first = _parting(hashes, other, first, len(hashes))
 
@@ -82,13 +94,6 @@ class ComingBlocks:
 def _parting(hashes: Sequence[int], other: Sequence[int], first: int, end: int) -> int:
     """The first block, at most `end`, in which prompts differ that have block `first` in common."""
     return bisect_left(range(min(end, len(other))), True, lo=first + 1, key=lambda i: hashes[i] != other[i])
-
-
-class Due(NamedTuple):
-    """A prompt's first token, in seconds."""
-
-    left_s: float  # what computing the rest of the prompt takes alone
-    due_s: float  # from now on; infinite: at no time
 
 
 class Turns(NamedTuple):

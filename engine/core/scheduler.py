@@ -306,16 +306,14 @@ class Scheduler:
             return _NOBODY
         highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
         dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
-        coming, total_s = ComingBlocks(), 0.0
+        coming = ComingBlocks()
         dues: list[Due] = []
         for place, sequence in enumerate(dated):
             start, end = self._span(sequence, coming, is_near=place < LOOK_AHEAD)
-            left_s = took.attentive_s(end - start, prefill_pairs(start, end))
-            if now_s + total_s + left_s <= sequence.due_s:  # else it is late: it goes last, and nobody waits for it
-                total_s += left_s
-                computed = min(start, sequence.num_computed_tokens) if sequence.block_table else start
-                coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size)
-            dues.append(Due(left_s, sequence.due_s - now_s))
+            due = Due(took.attentive_s(end - start, prefill_pairs(start, end)), sequence.due_s - now_s)
+            computed = min(start, sequence.num_computed_tokens) if sequence.block_table else start
+            coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size, due)
+            dues.append(due)
         order = turns(dues, step_s)
         return _Dated(*([dated[i] for i in part] for part in order))
 

@@ -20,6 +20,7 @@ from engine.core.prefill_budget import (
 )
 
 STEP_S = 1.0  # prompts take whole steps here
+IN_TIME = Due(1.0, inf)
 dues = st.lists(st.builds(Due, st.integers(1, 5), st.one_of(st.integers(0, 20), st.just(inf))), max_size=6)
 
 
@@ -97,13 +98,13 @@ def test_a_block_that_prompts_have_in_common_is_computed_by_the_first_of_them_al
         at_hand = sum(one in cached for one in hashes)
         start = coming.start(hashes, at_hand, len(hashes))
         assert start == sum(one in computed for one in hashes)
-        coming.add(hashes, start)
+        coming.add(hashes, start, IN_TIME)
         computed.update(hashes)
 
 
 def test_blocks_that_nobody_is_about_to_compute_are_not_passed_over_for_later_ones_that_somebody_is() -> None:
     coming = ComingBlocks()
-    coming.add(range(20), 5)  # it saw the five before them cached, which have been evicted since
+    coming.add(range(20), 5, IN_TIME)  # it saw the five before them cached, which have been evicted since
     assert coming.start(range(20), 0, 20) == 0
     assert coming.start(range(20), 5, 19) == 19
 
