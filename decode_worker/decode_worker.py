@@ -93,8 +93,7 @@ class DecodeWorker:
         begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.repeats(sampling)
         phase = Phase.RESERVING if request.prefill and self._takes_kv and not begins_again else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
-        late = Failure("deadline", f"not finished within {request.timeout_s:.1f} s", retryable=False)
-        accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, late)
+        accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, accepted.late)
         self.in_flight.add(accepted.name, accepted)
         self._by_key[accepted.key] = accepted
         self._runtime.metrics.requests += 1

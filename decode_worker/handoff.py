@@ -9,6 +9,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import structlog
@@ -26,6 +27,8 @@ from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Relea
 from kvtransfer.decode_side.receiver import Receiver
 from worker.runtime import WorkerRuntime
 from worker.stamps import due_in_ms
+
+CLOCK_S: Final = 0.001  # how much too early the timers of an event loop may ring
 
 log = structlog.get_logger()
 
@@ -132,9 +135,7 @@ class Handoffs:
     # --- bad news -----------------------------------------------------------------------------------------------------
 
     def _prefill_failed(self, request: Request, failure: Failure) -> None:
-        """Retryable whatever the reason, because another prefill worker may do better; our own clock watches the
-        request's deadline."""
-        self._fail(request, _prefill_lost(request, failure.message))
+        self._fail_if_alive(request, failure.message)
 
     def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
         if self._links.get(link.target) is link:
@@ -214,8 +215,11 @@ class Handoffs:
         self.reservations.retry()
 
     def _fail_if_alive(self, request: Request, reason: str) -> None:
+        """Retryable whatever the reason, because another prefill worker may do better. But when the time is over, that
+        is the reason: the prefill worker's clock may ring before ours, and nobody shall blame it."""
         if request.phase is not Phase.ENDED:
-            self._fail(request, _prefill_lost(request, reason))
+            is_late = time.monotonic() + CLOCK_S >= request.deadline_s
+            self._fail(request, request.late if is_late else _prefill_lost(request, reason))
 
 
 def _timeline(request: Request, event: Committed, first: FirstToken) -> Timeline:

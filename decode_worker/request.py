@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from baton_proto.sampling import PromptLogprobs
 from baton_proto.timeline import Timeline
-from baton_proto.worker import Grant, Handoff, Submit
+from baton_proto.worker import Failure, Grant, Handoff, Submit
 from engine.core.sequence import Sequence, SequenceStatus
 from worker.step_stream import RouterStream
 
@@ -49,6 +49,11 @@ class Request:
     def name(self) -> tuple[RouterStream, str]:
         """The router's name for the request."""
         return (self.router, self.submit.request_id)
+
+    @property
+    def late(self) -> Failure:
+        """How it ends when it is out of time."""
+        return Failure("deadline", f"not finished within {self.submit.timeout_s:.1f} s", retryable=False)
 
     @property
     def is_arriving(self) -> bool:
