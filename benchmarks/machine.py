@@ -1,4 +1,7 @@
-"""The machine and the versions that a result names as its origin."""
+"""The machine and the versions that a result names as its origin.
+
+torch is imported where it is needed, because it takes seconds and clients, which are processes of their own, need none.
+"""
 
 import contextlib
 import json
@@ -13,12 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _PACKAGES = ("torch", "triton", "transformers", "flash-attn-4", "numpy")
 
 
 def describe(commit: str | None = None) -> dict[str, Any]:
+    import torch
+
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "gpu": gpu,
@@ -40,6 +43,8 @@ def write_result(path: Path, document: dict[str, Any]) -> None:
 
 def measure_ceilings() -> dict[str, float]:
     """What this GPU reaches now; two GPUs of one kind differ by 5 % and more. Takes 1.5 GB of its memory meanwhile."""
+    import torch
+
     source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -48,6 +53,8 @@ def measure_ceilings() -> dict[str, float]:
 
 
 def _median_s(call: Callable[[], Any], repeats: int = 20) -> float:
+    import torch
+
     times = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

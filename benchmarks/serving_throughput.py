@@ -44,12 +44,7 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe, write_result
-from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
-from engine.core.block_manager import BlockManager
-from engine.core.engine import Engine
-from engine.core.sequence import Sequence
-from engine.loading.loaded_model import load_model
 from runtime.calls.router import Client
 from runtime.checkpoint.model_files import SMOLLM2, resolve_model
 from runtime.config.overrides import with_overrides
@@ -91,6 +86,12 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
 
 def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of the engine alone, with as many requests at a time as the service gets."""
+    # Here, because torch takes seconds to import, and each client is a process that imports this file.
+    from engine.core.block_manager import BlockManager
+    from engine.core.engine import Engine
+    from engine.core.sequence import Sequence
+    from engine.loading.loaded_model import load_model
+
     config = serving_config(folder, arguments).engine
     files = resolve_model(folder, progress=False)
     loaded = load_model(files, config)
@@ -306,6 +307,8 @@ def main() -> None:
         run_engine(arguments.engine_of, argparse.Namespace(**vars(arguments) | {"seed": 7}))
         print(run_engine(arguments.engine_of, arguments))
         return
+    from benchmarks.random_model import write_model
+
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.model == SMOLLM2:
             folder = str(resolve_model(SMOLLM2, progress=True).folder)

@@ -15,6 +15,7 @@ import structlog
 from baton_proto.discovery import WorkerLoad
 from engine.core.engine import Engine, StepOutput
 from engine.core.loop import EngineLoop
+from worker.gathered_steps import GatheredSteps
 
 T = TypeVar("T")
 
@@ -39,7 +40,8 @@ LoopFactory = Callable[[Engine, Callable[[StepOutput], None]], Loop]
 
 class EngineBridge:
     """The engine thread is whatever `loop_factory` runs the engine on. `on_step` runs on the event loop after each
-    step, with the load at that moment; `on_step_here` runs on the engine thread before that."""
+    step, or after several quick ones within `gather_s`, with the load at that moment; `on_step_here` runs on the engine
+    thread after each step."""
 
     def __init__(
         self,
@@ -47,8 +49,10 @@ class EngineBridge:
         on_step: Callable[[StepOutput, WorkerLoad], None],
         loop_factory: LoopFactory = EngineLoop,
         on_step_here: Callable[[StepOutput], None] = lambda _: None,
+        gather_s: float = 0.0,
     ) -> None:
         self._on_step_here = on_step_here
+        self._steps = GatheredSteps(gather_s)
         self._engine = engine
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
@@ -91,11 +95,20 @@ class EngineBridge:
     async def call(self, work: Callable[[Engine], T]) -> T:
         """Runs `work` on the engine thread. Its result arrives in order with step outputs. Raises UnavailableError when
         the engine has ended."""
-        return await self._follow(self._thread.call(work))
+
+        def run(engine: Engine) -> T:
+            self._leave(self._steps.take())
+            return work(engine)
+
+        return await self._follow(self._thread.call(run))
 
     def from_engine(self, function: Callable[..., object], *arguments: Any) -> None:
         """Engine thread: calls `function` on the event loop, in order with step outputs and results; at once if the
         engine runs on the event loop."""
+        self._leave(self._steps.take())
+        self._pass(function, *arguments)
+
+    def _pass(self, function: Callable[..., object], *arguments: Any) -> None:
         if self._thread.on_event_loop:
             function(*arguments)
         else:
@@ -109,7 +122,7 @@ class EngineBridge:
     def _follow(self, theirs: "concurrent.futures.Future[T]") -> "asyncio.Future[T]":
         """Unlike asyncio.wrap_future, a cancelled waiter leaves the engine's future alone."""
         ours: asyncio.Future[T] = self._loop.create_future()
-        theirs.add_done_callback(lambda done: self.from_engine(_settle, ours, done))
+        theirs.add_done_callback(lambda done: self._pass(_settle, ours, done))
         return ours
 
     def _step_done(self, output: StepOutput) -> None:
@@ -117,7 +130,11 @@ class EngineBridge:
             self._on_step_here(output)
         except Exception as error:
             self._failed(error)
-        self.from_engine(self._on_step, output, self._engine.load())
+        self._leave(output if self._thread.on_event_loop else self._steps.add(output))
+
+    def _leave(self, output: StepOutput | None) -> None:
+        if output is not None:
+            self._pass(self._on_step, output, self._engine.load())
 
     def _failed(self, error: Exception) -> None:
         log.error("work on the engine thread failed", exc_info=error)

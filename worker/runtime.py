@@ -43,7 +43,11 @@ class WorkerRuntime:
         self.assembly = assembly
         self.publisher = publisher
         self.bridge = EngineBridge(
-            assembly.engine, self._step_done, assembly.loop, lambda output: self.role.step_done(output)
+            assembly.engine,
+            self._step_done,
+            assembly.loop,
+            lambda output: self.role.step_done(output),
+            config.workers.gather_ms / 1000,
         )
         self.metrics = metrics
         self.draining = False

@@ -3,6 +3,7 @@
 The values are Structs because every step makes many, and a frozen dataclass takes ten times as long.
 """
 
+import itertools
 from collections.abc import Callable, Sequence as Run
 from typing import Protocol
 
@@ -54,7 +55,8 @@ class Batch:
 
     def moves(self) -> list[Move]:
         """Of its sequences' blocks, each once."""
-        return list(dict.fromkeys(move for item in self.items for move in item.sequence.moves))
+        waited = [item.sequence.moves for item in self.items if item.sequence.moves]
+        return list(dict.fromkeys(itertools.chain.from_iterable(waited)))
 
 
 class SampledToken(Struct, frozen=True):

@@ -441,7 +441,7 @@ class BlockManager:
 
     def settle(self, sequence: Sequence) -> None:
         """Gives up the copies that the sequence kept for a step. Invariant: no step reads its blocks now."""
-        if sequence.retired_blocks and not sequence.pinned:
+        if not sequence.pinned:
             self._drop(sequence.retired_blocks)
             sequence.retired_blocks = []
 

@@ -50,6 +50,7 @@ class StepOutput(Struct, frozen=True):
     events: list[KvEvent]
     num_tokens: int = 0  # submitted to the runner, or else collected from it
     restored: bool = False  # whether sequences that waited for the tiers may go on
+    may_wait: bool = False  # none has a first or last token, and a step of decodes is on its way
 
     @property
     def is_news(self) -> bool:
@@ -61,10 +62,12 @@ def finish_reason(sequence: Sequence, token_id: int, eos_token_ids: frozenset[in
     sampling = sequence.sampling
     if sequence.prefill_only:
         return "prefill", None
-    goes_on = sampling.ignore_eos and sampling.grammar is None  # a grammar allows EOS where nothing else may follow
-    if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not goes_on):
+    if token_id in sampling.stop_token_ids:
         return "stop", token_id
-    if sequence.num_output_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
+    # A grammar allows EOS where nothing else may follow.
+    if token_id in eos_token_ids and not (sampling.ignore_eos and sampling.grammar is None):
+        return "stop", token_id
+    if len(sequence.token_ids) - sequence.num_prompt_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
         return "length", None
     return None, None
 
@@ -183,10 +186,12 @@ class Engine:
         restored = self.block_manager.land()
         batch = self._schedule()
         is_under_way = self._submit(batch)
-        outputs, num_landed = self._collect(self.runner.depth if is_under_way else 0)
+        outputs, num_landed, may_wait = self._collect(self.runner.depth if is_under_way else 0)
         if is_under_way and self._in_flight:
             self._draw()
-        return StepOutput(outputs, self.block_manager.take_events(), batch.num_tokens or num_landed, restored)
+        may_wait &= bool(self._in_flight) and not batch.prefill
+        events = self.block_manager.take_events()
+        return StepOutput(outputs, events, batch.num_tokens or num_landed, restored, may_wait)
 
     def _schedule(self) -> Batch:
         """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""
@@ -212,7 +217,8 @@ class Engine:
             step = error
         for item in batch.items:
             sequence = item.sequence
-            sequence.moves = []
+            if sequence.moves:
+                sequence.moves = []
             sequence.num_in_flight_tokens += item.num_tokens
             if item.sample:
                 sequence.token_ids.append(PENDING)
@@ -232,30 +238,37 @@ class Engine:
         except Exception as error:
             self._in_flight[-1] = structs.replace(newest, step=error)
 
-    def _collect(self, depth: int) -> tuple[list[SequenceOutput], int]:
-        """Collects the oldest steps until `depth` or fewer are on their way. Returns news and the number of tokens."""
+    def _collect(self, depth: int) -> tuple[list[SequenceOutput], int, bool]:
+        """Collects the oldest steps until `depth` or fewer are on their way. Returns news, the number of tokens, and
+        whether none is a first or last token."""
         outputs, num_tokens = self._dead_ends(), 0
+        has_first = False
         while len(self._in_flight) > depth:
             landed = self._in_flight.popleft()
             outputs += self._postprocess(landed)
             num_tokens += landed.batch.num_tokens
-        return outputs, num_tokens
+            has_first |= bool(landed.batch.prefill)
+        return outputs, num_tokens, not has_first and all(output.finish is None for output in outputs)
 
     def _postprocess(self, done: _InFlight) -> list[SequenceOutput]:
         tokens = self._tokens(done)
-        outputs = []
+        failure = tokens if isinstance(tokens, Exception) else None
+        sampled = iter(()) if isinstance(tokens, Exception) else tokens
+        outputs, size = [], self.block_manager.block_size
         for item in done.batch.items:
-            token = next(tokens) if item.sample and not isinstance(tokens, Exception) else None
+            sequence = item.sequence
+            token = next(sampled, None) if item.sample else None
             self._land(item, token)
-            if item.sequence.status is SequenceStatus.FINISHED:  # it has ended or was aborted meanwhile
-                self.scheduler.release(item.sequence)
-            elif isinstance(tokens, Exception):
-                problem = f"the step failed: {type(tokens).__name__}: {tokens}"
-                outputs.append(self._fail(item.sequence, problem))
+            if sequence.status is SequenceStatus.FINISHED:  # it has ended or was aborted meanwhile
+                self.scheduler.release(sequence)
+            elif failure is not None:
+                problem = f"the step failed: {type(failure).__name__}: {failure}"
+                outputs.append(self._fail(sequence, problem))
             else:
-                self.block_manager.commit(item.sequence)
+                if sequence.num_computed_tokens >= (sequence.num_committed_blocks + 1) * size:
+                    self.block_manager.commit(sequence)
                 if token is not None:
-                    outputs.append(self._report(item.sequence, token))
+                    outputs.append(self._report(sequence, token))
         return outputs
 
     def _tokens(self, done: _InFlight) -> Iterator[SampledToken] | Exception:
@@ -294,11 +307,12 @@ class Engine:
         sequence = item.sequence
         sequence.num_in_flight_tokens -= item.num_tokens
         if sequence.status is not SequenceStatus.FINISHED:
-            sequence.num_computed_tokens = item.end
+            end = item.start + item.num_tokens
+            sequence.num_computed_tokens = end
             if token is not None:
-                sequence.token_ids[item.end] = token.token_id
+                sequence.token_ids[end] = token.token_id
                 sequence.num_pending_tokens -= 1
-        if not sequence.num_in_flight_tokens:
+        if sequence.retired_blocks and not sequence.num_in_flight_tokens:
             self.block_manager.settle(sequence)
 
     # --- how a sequence goes on or ends -------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ class Engine:
         if finish is not None:
             self._finish(sequence)
         logprobs = [] if token.logprobs is None else [token.logprobs]
-        asked = sequence.take_prompt_logprobs()
+        asked = None if sequence.scores is None else sequence.take_prompt_logprobs()
         return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token, prompt_logprobs=asked)
 
     def _fail(self, sequence: Sequence, problem: str) -> SequenceOutput:

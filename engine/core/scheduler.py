@@ -159,7 +159,7 @@ class Scheduler:
         """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
         empty. A sequence whose copies are not enqueued yet is left out, unless there is nothing else to run."""
         grown = self._schedule_decode()
-        decode = [item for item in grown if _is_enqueued(item.sequence)]
+        decode = [item for item in grown if not item.sequence.moves or _is_enqueued(item.sequence)]
         prefill = self._schedule_prefill(self.max_batch_tokens - len(decode), alone=not decode)
         return Batch(prefill, decode if decode or prefill else grown)
 
@@ -167,10 +167,12 @@ class Scheduler:
     def is_short_of_memory(self) -> bool:
         """Whether the next tokens of the decoding sequences need more blocks than are available."""
         manager = self.block_manager
+        if len(self.running) <= manager.num_available:  # none needs more than one
+            return False
         num_new = sum(
             manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
             for sequence in self.running
-            if not sequence.is_prefilling and not sequence.awaits_token
+            if sequence.is_decoding
         )
         return num_new > manager.num_available
 
@@ -200,14 +202,14 @@ class Scheduler:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def _schedule_decode(self) -> list[ScheduledSequence]:
-        limit = min(self.max_running, self.max_batch_tokens)
+        limit, size = min(self.max_running, self.max_batch_tokens), self.block_manager.block_size
         items: list[ScheduledSequence] = []
         for sequence in list(self.running):
             if len(items) == limit:
                 break
-            if sequence.status is not SequenceStatus.RUNNING or sequence.is_prefilling or sequence.awaits_token:
-                continue
-            if self._grow(sequence):
+            if sequence.is_decoding and (
+                sequence.num_tokens <= len(sequence.block_table) * size or self._grow(sequence)
+            ):
                 items.append(ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True))
         return items
 
@@ -433,7 +435,7 @@ class Scheduler:
 
 
 def _is_enqueued(sequence: Sequence) -> bool:
-    return not sequence.moves or all(move.is_enqueued() for move in sequence.moves)
+    return all(move.is_enqueued() for move in sequence.moves)
 
 
 def _left(sequence: Sequence) -> int:

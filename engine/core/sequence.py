@@ -128,14 +128,16 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.num_scheduled_tokens < self.num_prefill_tokens
+        return self.num_computed_tokens + self.num_in_flight_tokens < self.num_prefill_tokens
 
     @property
-    def awaits_token(self) -> bool:
-        """Whether the pending token is the last one."""
-        if not self.num_pending_tokens:
+    def is_decoding(self) -> bool:
+        """Whether its next step samples a token: its prompt is computed or on its way, and the last token not yet."""
+        if self.status is not SequenceStatus.RUNNING or self.is_prefilling:
             return False
-        return self.prefill_only or self.num_output_tokens >= self.sampling.max_tokens
+        if not self.num_pending_tokens:
+            return True
+        return not self.prefill_only and len(self.token_ids) - self.num_prompt_tokens < self.sampling.max_tokens
 
     @property
     def order(self) -> tuple[int, int]:

@@ -14,12 +14,13 @@ PAIR_TOKENS = 6e-5  # what attention to one token costs, as part of computing on
 
 def work_of(batch: Batch) -> tuple[int, float, int, int]:
     """A TimedStep without its time: prompt tokens, their pairs, sequences that decode, tokens of their context."""
-    return (
-        sum(item.num_tokens for item in batch.prefill),
-        sum(token_pairs(item.start, item.num_tokens) for item in batch.prefill),
-        len(batch.decode),
-        sum(item.end for item in batch.decode),
-    )
+    return *prompt_work_of(batch), len(batch.decode), sum([item.end for item in batch.decode])
+
+
+def prompt_work_of(batch: Batch) -> tuple[int, float]:
+    """Prompt tokens and their pairs."""
+    tokens = sum([item.num_tokens for item in batch.prefill])
+    return tokens, sum([token_pairs(item.start, item.num_tokens) for item in batch.prefill])
 
 
 class TimedSteps:
@@ -32,9 +33,9 @@ class TimedSteps:
         self._last_ms = 0.0
 
     def add(self, batch: Batch, step_ms: float) -> None:
-        self.note(*(work := work_of(batch))[:3], step_ms)
+        self.note(*prompt_work_of(batch), len(batch.decode), step_ms)
         if len(self._steps) < KEPT:
-            self._steps.append(TimedStep(*work, step_ms))
+            self._steps.append(TimedStep(*work_of(batch), step_ms))
 
     def note(self, num_tokens: int, num_pairs: float, num_decodes: int, step_ms: float) -> None:
         """A step has taken so long."""

@@ -22,6 +22,7 @@ from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
+from engine.cuda.repeated_attention import RepeatedAttention, layer_addresses
 from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
 from engine.kernels.copy_words import copy_words
@@ -112,6 +113,7 @@ class CudaRunner:
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
+        self._addresses: list[tuple[int, ...]] = []  # of the layers' caches and norms
         self._logits = torch.empty(0)  # of the last graph that ran
         self._followed: tuple[StepShape, Tensor | None] | None = None  # the step that a DeviceDraw follows
         self._max_rows = max_rows
@@ -164,6 +166,7 @@ class CudaRunner:
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
             self._draw_masked(self._buffer.decode_shape(1), self._logits, 1, self._masks.received(1))  # compiles
         if self._collective is None:  # because graphs of parts would break PeerSum's turns
+            self._addresses = layer_addresses(self._model, self._slab)
             self._prompt_graphs = self._record_pieces()
 
     def _record_pieces(self) -> PromptGraphs:
@@ -277,11 +280,13 @@ class CudaRunner:
     ) -> tuple[Tensor, Tensor | None]:
         """Hidden states of all tokens, and logits of the sampled rows, None when there are none; `sampled` gets their
         tokens."""
-        forward, mixed, num_tokens = self._model.forward, None, len(inputs.token_ids)
-        if num_prefill_tokens and self._prompt_graphs is not None and self._prompt_graphs.has_room(num_tokens):
-            forward, mixed = self._prompt_graphs.forward, self._prompt_graphs.mixed(num_tokens)
-        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, mixed, moves)
-        hidden = forward(inputs.token_ids, attend)
+        graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
+        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, moves)
+        if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
+            mixed, whole = graphs.mixed(num_tokens), self._attention.is_repeatable
+            hidden = graphs.forward(inputs.token_ids, RepeatedAttention(attend, mixed, self._addresses, whole=whole))
+        else:
+            hidden = self._model.forward(inputs.token_ids, attend)
         if inputs.shape.samples == 0:
             return hidden, None
         # Without prompts every row is sampled, in order.

@@ -12,6 +12,7 @@ from engine.cuda.triton_attention import TritonAttention
 
 class FlashAttention(TritonAttention):
     with_page_table = True
+    is_repeatable = False
 
     @cached_property
     def _attend(self) -> Any:

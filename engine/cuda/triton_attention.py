@@ -13,6 +13,7 @@ class TritonAttention:
     """Implements `engine.model.attention.Attention`."""
 
     with_page_table = False  # whether prefill reads the chunks' block tables as rows of one matrix
+    is_repeatable = True  # whether QuickLaunch makes all launches, so that NotedLaunches has them
 
     def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
         """`angles`: RotaryEmbedding.table, float32 [positions, head_dim], for every position of a sequence."""

@@ -66,26 +66,35 @@ class StepAttention:
     slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called when a layer's KV is written
-    mixed: Tensor | None = None  # [num_tokens, heads, head_dim]: takes each layer's result in a step with prompts
     moves: Run[Move] = ()  # that the step's work in each layer comes after
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """[num_tokens, heads + 2 * kv_heads, head_dim] -> [num_tokens, heads, head_dim]"""
-        cache, split = self.slab[layer], self.num_prefill_tokens
-        for move in self.moves:
-            move.before(layer)
-        if split == 0:
+        cache = self.slab[layer]
+        self.begin(layer)
+        if self.num_prefill_tokens == 0:
             decoded = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
-            self._tell(layer)
+            self.tell(layer)
             return decoded
         queries = self.backend.store(qkv, norms, cache, self.metadata)
-        self._tell(layer)
-        mixed = torch.empty_like(queries, memory_format=torch.contiguous_format) if self.mixed is None else self.mixed
+        self.tell(layer)
+        mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        self.mix(queries, cache, mixed)
+        return mixed
+
+    def begin(self, layer: int) -> None:
+        """Before anything of the layer runs."""
+        for move in self.moves:
+            move.before(layer)
+
+    def mix(self, queries: Tensor, cache: Tensor, mixed: Tensor) -> None:
+        """Attends in a step with prompts. mixed: [num_tokens, heads, head_dim], takes the result."""
+        split = self.num_prefill_tokens
         self.backend.prefill(queries[:split], cache, self.metadata, mixed[:split])
         if split < len(queries):
             self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])
-        return mixed
 
-    def _tell(self, layer: int) -> None:
+    def tell(self, layer: int) -> None:
+        """The layer's KV is written."""
         if self.layer_done is not None:
             self.layer_done(layer)

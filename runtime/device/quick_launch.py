@@ -1,15 +1,44 @@
 """Launches kernels without Triton's search for the compiled kernel, which takes 20 of a launch's 30 us on the host.
 
-A step that is not a CUDA graph launches some 280 kernels, so with few tokens the GPU waits for the host. Invariant: a
-process uses one GPU.
+A step that is not a CUDA graph launches some 280 kernels, so with few tokens the GPU waits for the host. Where a
+model's layers launch the same kernels, all but the first layer's can do without looking at their arguments again.
+Invariant: a process uses one GPU.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from triton.runtime import JITFunction
+
+
+class _Noting(threading.local):
+    launches: "list[tuple[Any, tuple[int, ...], list[Any]]] | None" = None
+
+
+_noting = _Noting()
+
+
+class NotedLaunches:
+    """Launches of this thread under `with`, of which there is one: they can be made again."""
+
+    def __init__(self) -> None:
+        self._launches: list[tuple[Any, tuple[int, ...], list[Any]]] = []  # (compiled kernel, grid, arguments)
+
+    def __enter__(self) -> None:
+        _noting.launches = self._launches
+
+    def __exit__(self, *_: object) -> None:
+        _noting.launches = None
+
+    def again(self, others: Mapping[int, int]) -> bool:
+        """Makes them again, with other addresses in the place of some. Invariant: those are aligned as these are.
+        False: none is noted, as in Triton's interpreter."""
+        for compiled, grid, values in self._launches:
+            compiled[grid](*[others.get(value, value) for value in values])
+        return bool(self._launches)
 
 
 class QuickLaunch:
@@ -34,12 +63,15 @@ class QuickLaunch:
                 values.append(argument)
                 key.append(_kind(argument))
         compiled, trailing = self._compiled.get(tuple(key), (None, []))
+        whole_grid = (*grid, 1, 1)[:3]
         if compiled is None:
             compiled = self._kernel[grid](*arguments, **constants)
             trailing = [constants[name] for name in self._kernel.arg_names if name in constants]
             self._compiled[tuple(key)] = (compiled, trailing)
         else:
-            compiled[(*grid, 1, 1)[:3]](*values, *trailing)
+            compiled[whole_grid](*values, *trailing)
+        if _noting.launches is not None:
+            _noting.launches.append((compiled, whole_grid, values + trailing))
         return compiled
 
 

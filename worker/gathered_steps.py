@@ -1,0 +1,68 @@
+"""Outputs of quick engine steps on their way to the event loop, several as one. Engine thread only.
+
+Because both threads share Python's lock, an event loop that wakes at each step of 2 ms holds the engine up. Nothing
+waits that a client waits for: a request's first and last tokens, errors, what a step with prompts brings.
+"""
+
+import time
+from collections.abc import Callable
+
+from engine.core.engine import SequenceOutput, StepOutput
+from engine.core.sequence import Sequence
+
+
+class GatheredSteps:
+    def __init__(self, gather_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`gather_s`: tokens wait no longer, but for the part of a step by which that is nearer to a step's end."""
+        self._gather_s = gather_s
+        self._clock = clock
+        self._held: StepOutput | None = None
+        self._by_sequence: dict[Sequence, SequenceOutput] = {}  # of `_held`, all of them
+        self._step_began_s = self._due_s = 0.0
+
+    def add(self, output: StepOutput) -> StepOutput | None:
+        """What leaves now, in the order in which it came; None while it may wait for the next step."""
+        now_s = self._clock()
+        step_s, self._step_began_s = now_s - self._step_began_s, now_s
+        is_due = now_s + step_s / 2 >= self._due_s
+        if is_due:
+            self._due_s = now_s + self._gather_s
+        if is_due or not output.may_wait:
+            return self._joined(output)
+        self._hold(output)
+        return None
+
+    def take(self) -> StepOutput | None:
+        """What waits leaves now, because something that came later does."""
+        taken, self._held = self._held, None
+        self._by_sequence = {}
+        return taken
+
+    def _joined(self, output: StepOutput) -> StepOutput:
+        held = self.take()
+        if held is None:
+            return output
+        return StepOutput(
+            held.outputs + output.outputs,
+            held.events + output.events,
+            held.num_tokens + output.num_tokens,
+            held.restored or output.restored,
+        )
+
+    def _hold(self, output: StepOutput) -> None:
+        held = self._held
+        if held is None:
+            self._held = StepOutput([], list(output.events), output.num_tokens, output.restored)
+        else:
+            restored = held.restored or output.restored
+            self._held = StepOutput(
+                held.outputs, held.events + output.events, held.num_tokens + output.num_tokens, restored
+            )
+        outputs, known = self._held.outputs, self._by_sequence
+        for one in output.outputs:
+            earlier = known.setdefault(one.sequence, one)
+            if earlier is one:
+                outputs.append(one)
+            else:
+                earlier.token_ids.extend(one.token_ids)
+                earlier.logprobs.extend(one.logprobs)
