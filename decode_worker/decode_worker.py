@@ -148,6 +148,10 @@ class DecodeWorker:
             request = self._by_key.get(output.sequence.request_id)
             if request is None:
                 continue  # it ended while the step was running
+            self._runtime.metrics.output_tokens += len(output.token_ids)
+            if output.finish is None and request.started and not output.logprobs:  # most are of this kind
+                request.router.send_tokens(request.submit.request_id, output.token_ids)
+                continue
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
                 code = "unsupported" if output.refused else "internal"
@@ -155,7 +159,6 @@ class DecodeWorker:
                 self.fail(request, failure)
                 continue
             delta = _delta(request, output)
-            self._runtime.metrics.output_tokens += len(output.token_ids)
             if output.finish is None:
                 request.router.send(delta)
             else:

@@ -14,6 +14,7 @@ from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.worker import Cancel, Delta, StepMessage, Submit, WorkerCommand
 from runtime.streams.message_stream import MessageStream
+from worker.gathered_steps import gather_s
 
 decode_command = decoder(WorkerCommand)
 
@@ -24,15 +25,16 @@ class RouterStream:
     """One router's open stream. Event loop only.
 
     The first and the last news of a request leave on the next turn of the event loop, because a client waits for them.
-    Other news leave at most every `gather_s`, because the router's cost of a delta hardly depends on its tokens.
+    Other news leave at most every `gather_s`, see worker/gathered_steps.py.
     """
 
     def __init__(
-        self, router_id: str, stream: MessageStream, gather_s: float, current_load: Callable[[], WorkerLoad]
+        self, router_id: str, stream: MessageStream, configured_s: float, current_load: Callable[[], WorkerLoad]
     ) -> None:
+        """`configured_s`: for `gather_s`."""
         self.router_id = router_id
         self._stream = stream
-        self._gather_s = gather_s
+        self._configured_s = configured_s
         self._current_load = current_load
         self._loop = asyncio.get_running_loop()
         self._deltas: dict[str, list[Delta]] = {}  # by request
@@ -49,6 +51,18 @@ class RouterStream:
             self._hurried[delta.request_id] = None
             self._leave_soon()
         else:
+            self._leave_in_time()
+
+    def send_tokens(self, request_id: str, token_ids: list[int]) -> None:
+        """As `send` of a delta with nothing else. The list is the stream's from now on."""
+        waiting = self._deltas.get(request_id)
+        if waiting is None:
+            self._deltas[request_id] = [Delta(request_id, token_ids)]
+        elif waiting[-1].logprobs:
+            waiting.append(Delta(request_id, token_ids))
+        else:
+            waiting[-1].token_ids.extend(token_ids)
+        if self._timer is None:
             self._leave_in_time()
 
     def step_is_over(self) -> None:
@@ -104,7 +118,7 @@ class RouterStream:
     def _write_all(self) -> None:
         news = list(self._deltas.values())
         self._deltas.clear()
-        self._not_before_s = self._loop.time() + self._gather_s
+        self._not_before_s = self._loop.time() + gather_s(self._configured_s, len(news))
         self._write(news)
 
     def _write(self, news: list[list[Delta]]) -> None:
@@ -133,16 +147,16 @@ class StepHandler(Protocol):
 
 
 class StepStreams:
-    def __init__(self, handler: StepHandler, gather_s: float, current_load: Callable[[], WorkerLoad]) -> None:
-        """Every message carries `current_load()`."""
+    def __init__(self, handler: StepHandler, configured_s: float, current_load: Callable[[], WorkerLoad]) -> None:
+        """Every message carries `current_load()`. `configured_s`: for `gather_s`."""
         self._current_load = current_load
-        self._gather_s = gather_s
+        self._configured_s = configured_s
         self._handler = handler
         self._open: set[RouterStream] = set()
 
     async def serve(self, stream: MessageStream, router_id: str) -> None:
         """Serves the stream from the hellos to its end."""
-        router = RouterStream(router_id, stream, self._gather_s, self._current_load)
+        router = RouterStream(router_id, stream, self._configured_s, self._current_load)
         self._open.add(router)
         log.info("router connected", router=router_id)
         try:

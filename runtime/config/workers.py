@@ -26,7 +26,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     engine: WorkerEngine = "baton"  # where a role names none; in a worker's process: its own
     python: Text | None = None  # with vllm: the interpreter of the environment that has it
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
-    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often
+    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often; 0: with every step
     gather_events_ms: Weight = 20.0  # KV events leave at most so often
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0

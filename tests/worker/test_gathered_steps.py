@@ -8,7 +8,7 @@ from baton_proto.kv_events import Cleared, KvEvent
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import SequenceOutput, StepOutput
 from engine.core.sequence import Sequence
-from worker.gathered_steps import GatheredSteps
+from worker.gathered_steps import GatheredSteps, gather_s
 
 GATHER_S = 0.010
 
@@ -40,6 +40,12 @@ def test_tokens_of_quick_steps_leave_as_one_output_per_sequence() -> None:
     assert [output.token_ids for output in first.outputs] == [[0], [0]]
     assert [output.token_ids for output in second.outputs[:2]] == [[1, 2, 3, 4], [-1, -2, -3, -4]]
     assert second.num_tokens == 10
+
+
+def test_tokens_of_more_requests_are_gathered_longer() -> None:
+    assert gather_s(0.010, 1) == gather_s(0.010, 160) == 0.010
+    assert gather_s(0.010, 500) == pytest.approx(0.030)
+    assert gather_s(0.0, 500) == 0
 
 
 @pytest.mark.parametrize("step_s", [0.006, 0.03])
