@@ -127,6 +127,8 @@ async def run_service(folder: str, arguments: argparse.Namespace, alone: float) 
         supervisor = Supervisor(serving_config(folder, arguments), log_dir=Path(logs))
         try:
             await supervisor.start()
+            # As the engine alone and the peers, which run twice: first uses load kernels.
+            await asyncio.to_thread(run_clients, "http", supervisor.address("http"), arguments)
             for api in ("grpc", "http"):
                 rate = await asyncio.to_thread(run_clients, api, supervisor.address(api), arguments)
                 results[api] = rate

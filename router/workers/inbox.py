@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton_proto.worker import Delta
+from router.workers.pace import Pace
 
 MAX_UNREAD = 512  # deltas; more of them wait only when the client has stopped reading. Of a token or a few each
 
@@ -16,25 +17,33 @@ class Inbox:
     """One reader. What came before a failure is read before the failure is raised. `full` is called when MAX_UNREAD
     deltas wait."""
 
-    __slots__ = ("_deltas", "_error", "_waiter", "full")
+    __slots__ = ("_deltas", "_error", "_is_held", "_pace", "_waiter", "full")
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
         self.full: Callable[[], None] = lambda: None
+        self._pace = pace
+        self._is_held = False  # `pace` wakes the reader
         self._deltas: list[Delta] = []
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, delta: Delta) -> None:
+    def put(self, delta: Delta, *, at_once: bool) -> None:
+        """at_once: see `Pace.takes`; a first or last delta waits for nothing."""
         self._deltas.append(delta)
         if len(self._deltas) >= MAX_UNREAD:
             self.full()
-        self._wake()
+        hurries = delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None
+        if at_once or hurries:
+            self.wake()
+        elif not self._is_held:
+            self._is_held = True
+            self._pace.hold(self)
 
     def fail(self, error: Exception) -> None:
         """The first failure counts."""
         if self._error is None:
             self._error = error
-            self._wake()
+            self.wake()
 
     async def take(self) -> list[Delta]:
         """All deltas that have arrived since the last call, at least one. Raises what `fail` was given."""
@@ -48,6 +57,9 @@ class Inbox:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+    def wake(self) -> None:
+        """Nothing happens when all has been read meanwhile."""
+        self._is_held = False
+        has_news = self._deltas or self._error is not None
+        if has_news and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

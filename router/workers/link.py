@@ -14,6 +14,7 @@ from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, StepMessage, Submit, WorkerReport
 from router.workers.inbox import Inbox
+from router.workers.pace import Pace
 from runtime.calls.worker import WorkerClient
 from runtime.discovery.worker_key import WorkerKey
 from runtime.end_task import end_tasks
@@ -40,7 +41,10 @@ class WorkerLink:
         on_load: Callable[[WorkerLoad], None],
         on_change: Callable[[], None],
         key: ClusterKey | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        """`pace`: of all links of the router."""
+        self._pace = pace or Pace()
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
         self.failed = False  # the last stream broke or could not be opened
         self._closing = False
@@ -62,13 +66,17 @@ class WorkerLink:
         if self._stream is None:
             raise WorkerLostError(self.worker[0], "not connected")
         assert request.request_id not in self._inboxes
-        inbox = self._inboxes[request.request_id] = Inbox()
+        inbox = self._inboxes[request.request_id] = Inbox(self._pace)
+        self._pace.num_requests += 1
         self._stream.send(request)
         return inbox
 
     def cancel(self, request_id: str) -> None:
         """Tells the worker to stop; no more deltas of the request are delivered. No effect on an ended request."""
-        if self._inboxes.pop(request_id, None) is not None and self._stream is not None:
+        if self._inboxes.pop(request_id, None) is None:
+            return
+        self._pace.num_requests -= 1
+        if self._stream is not None:
             self._stream.send(Cancel(request_id))
 
     @property
@@ -130,20 +138,23 @@ class WorkerLink:
 
     def _dispatch(self, message: StepMessage) -> None:
         self._on_load(message.load)
+        at_once = self._pace.takes()
         for delta in message.deltas:
-            self._deliver(delta)
+            self._deliver(delta, at_once)
 
-    def _deliver(self, delta: Delta) -> None:
+    def _deliver(self, delta: Delta, at_once: bool) -> None:
         inbox = self._inboxes.get(delta.request_id)
         if inbox is None:
             return  # the router cancelled the request while the delta was on its way
         if delta.finish is not None or delta.failure is not None:
             del self._inboxes[delta.request_id]
-        inbox.put(delta)
+            self._pace.num_requests -= 1
+        inbox.put(delta, at_once=at_once)
 
     def _disconnected(self, reason: str) -> None:
         """Fails all requests, because the next stream knows none of them."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
+        self._pace.num_requests -= len(inboxes)
         was_connected, changed = self.connected, self.connected or not self.failed
         self._stream, self.failed = None, True
         if was_connected:

@@ -16,6 +16,7 @@ from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRec
 from baton_proto.worker import PrefillTarget, SnapshotChunk
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
+from router.workers.pace import Pace
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import WorkerLostError
@@ -75,6 +76,7 @@ class WorkerPool:
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
+        self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
         self._heed_due: bool | None = None  # a cache, see heed_due
@@ -192,7 +194,9 @@ class WorkerPool:
 
     def _add(self, record: WorkerRecord) -> None:
         key = (record.worker_id, record.incarnation)
-        link = WorkerLink(record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key)
+        link = WorkerLink(
+            record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key, self._pace
+        )
         worker = self.workers[record.worker_id] = PooledWorker(record, link, self._misfit(record))
         if worker.misfit:
             log.warning("worker is not used", worker=key[0], reason=worker.misfit)

@@ -14,6 +14,7 @@ from baton_proto.sampling import SamplingParams
 from baton_proto.worker import MAJOR, STEPS, Cancel, Delta, Hello, Submit
 from router.workers.inbox import Inbox
 from router.workers.link import WorkerLink
+from router.workers.pace import Pace
 from runtime.errors import WorkerLostError
 from runtime.security.cluster_key import new_cluster_key
 from runtime.streams.message_stream import MessageStream
@@ -134,10 +135,10 @@ async def test_the_link_dials_again_until_the_worker_is_back() -> None:
 
 
 async def test_an_unread_answer_survives_the_loss_of_its_worker() -> None:
-    inbox = Inbox()
-    inbox.put(Delta("r", token_ids=[1]))
+    inbox = Inbox(Pace())
+    inbox.put(Delta("r", token_ids=[1]), at_once=True)
     inbox.fail(WorkerLostError("d0", "gone"))
-    inbox.put(Delta("r", token_ids=[2]))
+    inbox.put(Delta("r", token_ids=[2]), at_once=True)
     assert [delta.token_ids for delta in await inbox.take()] == [[1], [2]]
     with pytest.raises(WorkerLostError):
         await inbox.take()
