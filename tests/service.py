@@ -9,13 +9,14 @@ context ends, the service is drained, and a process that is left over fails the 
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -154,6 +155,48 @@ async def running_service(
             await supervisor.stop()
             if service is not None:
                 assert_gone(service.pids)
+
+
+class SharedService:
+    """A service for several tests of a file, each of which leaves it as it found it.
+
+        @pytest_asyncio.fixture(loop_scope="module", scope="module")
+        async def shared(tiny_model: Path) -> AsyncIterator[SharedService]:
+            async with SharedService(tiny_model, 1, 1) as shared:
+                yield shared
+
+        @pytest.mark.asyncio(loop_scope="module")
+        async def test_it(shared: SharedService) -> None:
+            async with shared.using() as service: ...
+
+    After a test that fails there, and after end(), the next test gets a new one.
+    """
+
+    def __init__(self, *arguments: Any, **sections: Any) -> None:
+        """As `running_service`."""
+        self._start = functools.partial(running_service, *arguments, **sections)
+        self._running: Service | None = None
+        self._ends = AsyncExitStack()
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[Service]:
+        try:
+            if self._running is None:
+                self._running = await self._ends.enter_async_context(self._start())
+            yield self._running
+        except BaseException:
+            await self.end()  # with the error, which makes it show its logs
+            raise
+
+    async def end(self) -> None:
+        self._running = None
+        await self._ends.__aexit__(*sys.exc_info())
+
+    async def __aenter__(self) -> "SharedService":
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.end()
 
 
 def assert_gone(pids: Iterable[int], timeout_s: float = GONE_TIMEOUT_S) -> None:

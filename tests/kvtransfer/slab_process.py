@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -38,6 +39,7 @@ class HostSlab:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._random = np.random.default_rng(settings.get("seed", 0))
         self.slab = Slab(HOST_LAYOUT) if settings["memory"] == "host" else cache_of_vllm()
+        assert "torch" not in sys.modules, "memory of the host needs no torch, whose import takes seconds"
         self._words = np.frombuffer(self.slab.buffer, np.uint64).reshape(*HOST_LAYOUT.shape[:2], -1)
         self.fill()
 

@@ -19,7 +19,7 @@ PLACES = [
     for row in TRANSPORTS
     for memory in (*row.memory, *(("vllm",) if "host" in row.memory else ()))
 ]
-on_every_transport = pytest.mark.parametrize("place", PLACES)
+on_every_transport = pytest.mark.parametrize("place", PLACES, scope="module")
 Place = tuple[str, str]  # transport, memory of both slabs
 
 pytestmark = pytest.mark.timeout(300)
@@ -41,11 +41,46 @@ def prefilling(place: Place, **settings: Any) -> Iterator[Prefill]:
         yield prefill
 
 
+class SharedPair:
+    """Both workers of a place, for all tests that leave them well. After a test that fails there, the next one gets new
+    workers."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._running: tuple[Decode, Prefill] | None = None
+        self._ends = ExitStack()
+
+    @contextmanager
+    def using(self) -> Iterator[tuple[Decode, Prefill]]:
+        try:
+            if self._running is None:
+                decode = self._ends.enter_context(decoding(self._place))
+                self._running = decode, self._ends.enter_context(prefilling(self._place))
+            self._running[0].ask("fill")  # nothing that an earlier test brought is taken for this one's
+            yield self._running
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._running = None
+        self._ends.close()
+
+
+@pytest.fixture(scope="module")
+def shared(place: Place) -> Iterator[SharedPair]:
+    pair = SharedPair(place)
+    yield pair
+    pair.close()
+
+
 @on_every_transport
 @pytest.mark.parametrize("how", ["abort", "kill"])
-def test_a_transfer_that_fails_after_its_lease_was_given_delivers_nothing(place: Place, how: str) -> None:
-    with decoding(place) as decode, ExitStack() as stack:
-        prefill = stack.enter_context(prefilling(place))
+def test_a_transfer_that_fails_after_its_lease_was_given_delivers_nothing(
+    place: Place, shared: SharedPair, how: str
+) -> None:
+    with shared.using() as (decode, present), ExitStack() as stack:
+        prefill = present if how == "abort" else stack.enter_context(prefilling(place, seed=3))
         blocks, source = any_blocks(200, seed=1), any_blocks(200, seed=2)
         others = sorted({*range(1024)} - {*blocks})
         before = decode.digest(others)
@@ -58,7 +93,7 @@ def test_a_transfer_that_fails_after_its_lease_was_given_delivers_nothing(place:
             assert not prefill.end()["ok"]
         else:
             prefill.process.kill()
-            prefill = stack.enter_context(prefilling(place))
+            prefill = present
         assert decode.has("Released", grant)
         assert not decode.has("Committed", grant, 0.0)
         assert prefill.push(again := decode.reserve(blocks), source)["ok"]
@@ -69,8 +104,8 @@ def test_a_transfer_that_fails_after_its_lease_was_given_delivers_nothing(place:
 
 
 @on_every_transport
-def test_what_comes_late_after_a_cancel_is_written_nowhere(place: Place) -> None:
-    with decoding(place) as decode, prefilling(place) as prefill:
+def test_what_comes_late_after_a_cancel_is_written_nowhere(shared: SharedPair) -> None:
+    with shared.using() as (decode, prefill):
         arrive(prefill, decode, seed=1)
         blocks, source = any_blocks(200, seed=3), any_blocks(200, seed=4)
         grant = decode.reserve(blocks)
@@ -92,8 +127,8 @@ def test_what_comes_late_after_a_cancel_is_written_nowhere(place: Place) -> None
 
 
 @on_every_transport
-def test_blocks_that_are_granted_again_hold_what_the_second_transfer_brought(place: Place) -> None:
-    with decoding(place) as decode, prefilling(place) as first, prefilling(place, seed=3) as second:
+def test_blocks_that_are_granted_again_hold_what_the_second_transfer_brought(place: Place, shared: SharedPair) -> None:
+    with shared.using() as (decode, first), prefilling(place, seed=3) as second:
         arrive(first, decode, seed=1)
         arrive(second, decode, seed=2)
         for seed in range(10, 16):
@@ -114,8 +149,8 @@ def test_blocks_that_are_granted_again_hold_what_the_second_transfer_brought(pla
 
 
 @on_every_transport
-def test_source_blocks_that_are_reused_as_soon_as_the_sender_lets_go_arrive_as_they_were(place: Place) -> None:
-    with decoding(place) as decode, prefilling(place) as prefill:
+def test_source_blocks_that_are_reused_as_soon_as_the_sender_lets_go_arrive_as_they_were(shared: SharedPair) -> None:
+    with shared.using() as (decode, prefill):
         for seed in range(3):
             blocks, source = any_blocks(400, seed), any_blocks(400, seed + 10)
             before = prefill.digest(source)
@@ -153,8 +188,10 @@ def test_a_grant_of_a_decode_workers_former_life_is_written_nowhere_in_its_next_
 
 
 @on_every_transport
-def test_a_prefill_worker_that_was_restarted_cannot_go_on_with_its_former_lifes_grant(place: Place) -> None:
-    with decoding(place) as decode:
+def test_a_prefill_worker_that_was_restarted_cannot_go_on_with_its_former_lifes_grant(
+    place: Place, shared: SharedPair
+) -> None:
+    with shared.using() as (decode, _):
         blocks, source = any_blocks(100, seed=1), any_blocks(100, seed=2)
         grant = decode.reserve(blocks)
         with prefilling(place) as prefill:
@@ -169,9 +206,9 @@ def test_a_prefill_worker_that_was_restarted_cannot_go_on_with_its_former_lifes_
 
 
 @on_every_transport
-def test_preemption_before_delivery_takes_no_block_that_a_transfer_reads_or_writes(place: Place) -> None:
+def test_preemption_before_delivery_takes_no_block_that_a_transfer_reads_or_writes(shared: SharedPair) -> None:
     """On both sides the engine is short of blocks, and preempts what runs, in the middle of the transfer."""
-    with decoding(place) as decode, prefilling(place) as prefill:
+    with shared.using() as (decode, prefill):
         source = prefill.prompt(20)
         before = prefill.digest(source)
         grant = decode.ask("reserve for a prompt", num_blocks=20)["grant"]

@@ -1,6 +1,7 @@
 """A client that leaves frees its blocks on both workers at once, whatever its request was doing."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.service import Service, running_service
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import inspect, inspect_all, until_idle, until_running
+from tests.spine.worker_view import POLL_S, inspect, inspect_all, until_idle, until_running, worker_client
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 PROMPT_STEPS = 3000 / 2  # of the long prompt, were it run to its end
@@ -57,13 +58,26 @@ async def leaving_grpc_in_mid_stream(service: Service) -> None:
 
 
 async def leaving_grpc_in_mid_prompt(service: Service) -> None:
-    async with ended_early(service, PROMPT_STEPS):
+    """The prefill worker stands still while the client leaves: a slow client costs no steps that way. The worker's
+    answer to what it was asked meanwhile says how many it had taken."""
+    async with worker_client(service, "prefill-1") as prefill:
+        before = (await prefill.inspect()).load.steps
         request = asyncio.create_task(service.client.generate(greedy(random_prompt(3000, seed=2), 10), 60))
         await until_running(service, "prefill-1")
+        service.kill("prefill-1", signal.SIGSTOP)
         assert (await inspect(service, "decode-1")).load.leases == 1
+        asked = asyncio.create_task(prefill.inspect())
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
+        async with asyncio.timeout(45):
+            while (await service.client.status(60)).queue.running:
+                await asyncio.sleep(POLL_S)
+        service.kill("prefill-1", signal.SIGCONT)
+        left_at = (await asked).load.steps
+        await until_idle(service)
+        left_over = before + PROMPT_STEPS - left_at
+        assert (await prefill.inspect()).load.steps - left_at < left_over / 2
 
 
 async def leaving_http(service: Service, stream: bool) -> None:

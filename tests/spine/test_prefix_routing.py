@@ -1,13 +1,16 @@
 """A shared prefix is found again: the request goes to the worker that holds it, and only the rest is computed."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import openai
+import pytest
+import pytest_asyncio
 
 from runtime.calls.answer import Answer
-from tests.service import Service, running_service
+from tests.service import Service, SharedService, running_service
 from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right
 
@@ -67,8 +70,16 @@ async def test_decode_workers_that_run_prompts_are_chosen_by_the_prefix_that_the
         assert kept >= ALMOST_ALL
 
 
-async def test_usage_reports_cached_tokens_as_openai_does(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 1, 1, SHIP_ALL) as service:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def salted(tiny_model: Path) -> AsyncIterator[SharedService]:
+    """With one worker of each role, so that no request misses a prefix because it is elsewhere."""
+    async with SharedService(tiny_model, 1, 1, SHIP_ALL, engine={"cache_salt": "this service's own"}) as shared:
+        yield shared
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_usage_reports_cached_tokens_as_openai_does(salted: SharedService) -> None:
+    async with salted.using() as service:
         prompt = random_prompt(100, seed=3)
         async with openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none") as client:
             cached = []
@@ -83,9 +94,9 @@ async def test_usage_reports_cached_tokens_as_openai_does(tiny_model: Path) -> N
         assert cached == [0, 96]
 
 
-async def test_only_requests_with_the_same_cache_salt_share_prefixes(tiny_model: Path) -> None:
-    salted = {**SHIP_ALL, "engine": {"cache_salt": "this service's own"}}
-    async with running_service(tiny_model, 2, 1, salted) as service:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_requests_with_the_same_cache_salt_share_prefixes(salted: SharedService) -> None:
+    async with salted.using() as service:
         body = {"model": "tiny-llama", "prompt": random_prompt(100, seed=4), "max_tokens": 3, "temperature": 0}
         async with httpx.AsyncClient(base_url=f"{service.http_url}/v1", timeout=60) as client:
             cached, texts = [], set()

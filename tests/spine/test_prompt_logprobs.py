@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 import torch
 
 from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
-from tests.service import Service, running_service
+from tests.service import Service, SharedService, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import kill_running, until_idle, until_running
@@ -35,14 +36,20 @@ def oracle(model: Path) -> Oracle:
     return Oracle(model)
 
 
-@pytest.fixture
-async def service(model: Path) -> AsyncIterator[Service]:
-    async with running_service(model, 1, 1, SHIP_SOME) as service:
-        yield service
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared(model: Path) -> AsyncIterator[SharedService]:
+    async with SharedService(model, 1, 1, SHIP_SOME) as shared:
+        yield shared
 
 
-async def test_prompts_are_scored(service: Service, oracle: Oracle, model: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_prompts_are_scored(shared: SharedService, oracle: Oracle, model: Path) -> None:
     """One service for all of it."""
+    async with shared.using() as service:
+        await prompts_are_scored(service, oracle, model)
+
+
+async def prompts_are_scored(service: Service, oracle: Oracle, model: Path) -> None:
     async with httpx.AsyncClient(base_url=f"{service.http_url}/v1", timeout=60) as http:
         for length in (HERE, SHIPPED):
             await an_echo_with_logprobs_is_what_loglikelihood_tasks_ask(
@@ -206,9 +213,10 @@ def assert_exact(answer: Answer, prompt: list[int], oracle: Oracle) -> None:
     assert [one.logprob for one in told] == pytest.approx(exact, abs=NEAR)
 
 
-async def test_choices_share_one_computed_and_shipped_prompt(model: Path, oracle: Oracle) -> None:
-    prompt = random_prompt(SHIPPED, seed=5)
-    async with running_service(model, 1, 1, SHIP_SOME) as service:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_choices_share_one_computed_and_shipped_prompt(shared: SharedService, oracle: Oracle) -> None:
+    prompt = random_prompt(SHIPPED, seed=50)
+    async with shared.using() as service:
         sampling = pb.SamplingOptions(temperature=0.9, seed=3, max_tokens=12, n=4, prompt_logprobs=1, ignore_eos=True)
         request = pb.GenerateRequest(tokens=pb.TokenIds(ids=prompt), sampling=sampling)
         together = await service.client.generate(request, 60)
@@ -252,4 +260,4 @@ async def test_a_decode_worker_killed_in_mid_stream_costs_and_doubles_no_score(m
         assert any(answer.served_by[0].attempts > 1 for answer in answers)
         for prompt, answer in zip(prompts, answers, strict=True):
             assert_exact(answer, prompt, oracle)
-            assert answer.token_ids == oracle.greedy(prompt, 400, ignore_eos=True)
+            assert answer.token_ids == oracle.greedy(prompt, 400, ignore_eos=True, guess=answer.token_ids)

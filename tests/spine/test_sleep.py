@@ -4,17 +4,19 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+import pytest_asyncio
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.security.bearer_keys import bearer
 from runtime.security.secret import Secret
-from tests.service import Service, running_service
+from tests.service import Service, SharedService, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_running, until_tree_is_right, until_used
@@ -34,9 +36,28 @@ async def until_state(service: Service, worker_id: str, state: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_requests_go_to_those_who_are_awake_and_come_back(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
-        oracle, prompts = Oracle(tiny_model), [random_prompt(90 + i, seed=i) for i in range(6)]
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def three(tiny_model: Path) -> AsyncIterator[SharedService]:
+    async with SharedService(tiny_model, 1, 2, SHIP_ALL) as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def alone(tiny_model: Path) -> AsyncIterator[SharedService]:
+    """A decode worker."""
+    async with SharedService(tiny_model, 0, 1) as shared:
+        yield shared
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_go_to_those_who_are_awake_and_come_back(three: SharedService, oracle: Oracle) -> None:
+    async with three.using() as service:
+        prompts = [random_prompt(90 + i, seed=i) for i in range(6)]
         expected = [oracle.greedy(prompt, 8) for prompt in prompts]
 
         async def all_answered() -> set[tuple[str, str]]:
@@ -99,8 +120,11 @@ async def test_a_worker_whose_weights_were_replaced_meanwhile_sleeps_on_and_says
         assert (answer.token_ids, answer.served_by[0].decode_worker) == (expected, "decode-2")
 
 
-async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 0, 1) as service:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(
+    alone: SharedService, oracle: Oracle
+) -> None:
+    async with alone.using() as service:
         prompt = random_prompt(40, seed=1)
         long = asyncio.create_task(ask(service.client, prompt, 3000, ignore_eos=True))
         await until_running(service, "decode-1")
@@ -117,11 +141,12 @@ async def test_a_worker_with_requests_in_flight_drains_first_or_stays_awake(tiny
         assert unserved.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         await service.client.wake("decode-1")
         await until_used(service)
-        assert (await ask(service.client, prompt, 4)).token_ids == Oracle(tiny_model).greedy(prompt, 4)
+        assert (await ask(service.client, prompt, 4)).token_ids == oracle.greedy(prompt, 4)
 
 
-async def test_the_command_line_says_what_happened_and_what_is_wrong(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 0, 1) as service:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_command_line_says_what_happened_and_what_is_wrong(alone: SharedService) -> None:
+    async with alone.using() as service:
 
         async def baton(*arguments: str) -> tuple[int, str]:
             command = [*BATON, *arguments, "--address", service.grpc_address]
@@ -152,8 +177,9 @@ async def test_the_command_line_says_what_happened_and_what_is_wrong(tiny_model:
         await until_used(service)
 
 
-async def test_the_endpoints_of_vllm_ask_one_worker_or_all_and_want_the_operators_key(tiny_model: Path) -> None:
-    async with running_service(tiny_model, 1, 2) as service:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_endpoints_of_vllm_ask_one_worker_or_all_and_want_the_operators_key(three: SharedService) -> None:
+    async with three.using() as service:
         operator = {"authorization": bearer(service.supervisor.keys.operator[0])}
         async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:
 
@@ -194,6 +220,7 @@ async def test_the_endpoints_of_vllm_ask_one_worker_or_all_and_want_the_operator
             assert status == 503
             assert "worker decode-2: " in partly["workers"][1]["problem"]
             assert [row.get("state") for row in partly["workers"]] == ["ready", None, "ready"]
+    await three.end()  # one of them is lost
 
 
 async def test_workers_of_several_ranks_sleep_and_wake(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from baton_proto.vllm_kv import CacheMemory
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.layout import ITEM_BYTES, SlabLayout
 from kvtransfer.slab.slab import Mark
+from runtime.device.driver import MemoryDriver
+from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange
 from runtime.errors import ModelError
 
@@ -90,10 +92,6 @@ class VllmSlab(AdoptedSlab):
     def __init__(self, memory: CacheMemory, fd: int) -> None:
         """The worker process and vLLM's see one GPU, the same. `fd` stays the caller's. Raises ProtocolError or
         UnavailableError."""
-        import torch
-
-        from runtime.device.drivers import memory_of
-
         layout = SlabLayout(
             memory.num_layers,
             memory.num_blocks,
@@ -102,7 +100,7 @@ class VllmSlab(AdoptedSlab):
             memory.head_dim,
             memory.dtype,
         )
-        super().__init__(layout, memory_of(torch.device(memory.device)), fd, "vLLM")
+        super().__init__(layout, _driver_of(memory), fd, "vLLM")
 
     def mark(self) -> Mark | None:
         """None: what vLLM says to be computed is computed."""
@@ -110,3 +108,13 @@ class VllmSlab(AdoptedSlab):
 
     def clear_behind(self, block: int, used: int) -> None:
         """Nothing: vLLM reads its own blocks with whatever stands behind their used tokens."""
+
+
+def _driver_of(memory: CacheMemory) -> MemoryDriver:
+    if memory.device == "cpu":
+        return HostMemory()  # without torch, whose import takes seconds
+    import torch
+
+    from runtime.device.drivers import memory_of
+
+    return memory_of(torch.device(memory.device))

@@ -242,24 +242,24 @@ def test_up_tells_every_process_and_a_signal_ends_all_with_0(tiny_model: Path) -
         assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_up_downloads_a_model_once_and_serves_it_by_its_name(
+def test_up_downloads_a_model_once_serves_it_by_its_name_and_leaves_nothing_when_it_is_killed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with hub_server("acme/tiny-llama", tiny_model) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path))
-        with baton_up("acme/tiny-llama") as (_, lines, _):
+        with baton_up("acme/tiny-llama") as (process, lines, pids):
             models = httpx.get(f"http://{lines[-1]['http']}/v1/models").json()["data"]
             assert [model["id"] for model in models] == ["acme/tiny-llama"]
+            nothing_outlives_it_when_it_is_killed(process, pids)
     assert hub.downloads("model.safetensors") == [""]
 
 
-def test_nothing_outlives_an_up_that_is_killed(tiny_model: Path) -> None:
-    with baton_up(tiny_model) as (process, _, pids):
-        assert len(pids) == 4
-        process.kill()
-        process.wait(60)
-        assert_gone(pids, timeout_s=60)
+def nothing_outlives_it_when_it_is_killed(up: "subprocess.Popen[str]", pids: set[int]) -> None:
+    assert len(pids) == 4
+    up.kill()
+    up.wait(60)
+    assert_gone(pids, timeout_s=60)
 
 
 def test_nothing_outlives_an_up_that_is_killed_while_it_starts(tiny_model: Path) -> None:

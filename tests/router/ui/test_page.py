@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,30 @@ async def test_it_shows_the_workers_of_a_service_and_follows_a_request(tmp_path:
         assert {url.partition("/ui")[0] for url in browser.requests} == {service.http_url}, (
             "nothing comes from elsewhere"
         )
+
+
+async def test_it_says_live_once_a_whole_event_has_come(
+    tiny_model: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, rest_may_come = Crowd(1, 1), asyncio.Event()
+    messages = crowd.feed.messages
+
+    async def first_in_two_parts() -> AsyncIterator[bytes]:
+        async with aclosing(messages()) as whole:
+            first = await anext(whole)
+            yield first[:100]
+            await rest_may_come.wait()
+            yield first[100:]
+            async for message in whole:
+                yield message
+
+    monkeypatch.setattr(crowd.feed, "messages", first_in_two_parts)
+    async with crowded(tiny_model, crowd) as address:
+        tab = await browser.open(f"{address}#key={KEY}")
+        await tab.until("heard_ms > 0")
+        assert await tab.text("#state") != "live"
+        rest_may_come.set()
+        await tab.until(LIVE)
 
 
 async def test_a_wrong_key_is_said_to_be_one_and_the_right_one_is_not_asked_for_again(
