@@ -4,10 +4,11 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from benchmarks.early_refusal import Probed, interval
+from benchmarks.early_refusal import PRECISION, Probed, Trial, interval
 from benchmarks.quality.refusal import Fate, Foreseeing, Probe, Refusing
 from benchmarks.quality.simulation import Fleet, Run
 from benchmarks.quality.trace import TraceRequest
@@ -123,3 +124,22 @@ def test_the_wrongly_refused_are_a_share_of_all_who_could_have_been_met() -> Non
     run.probes = [Probe(1, 1.0, {}, {}), Probe(2, math.inf, {}, {})]
     probed = Probed.of(run, 0.5, 0.2)
     assert (probed.wrong, probed.wrong_of_meetable) == (0.5, pytest.approx(0.25 / (0.25 + 0.4)))
+
+
+class Scripted(Trial):
+    """A fleet that keeps up with 33 requests a second, where each run lasts 30 s."""
+
+    def __init__(self) -> None:
+        self._rate, self._due_s = 5.0, 2.0
+
+    def run(self, per_s: float, rule: str = "router", most_late: float = 1.0, **settings: Any) -> Refusing:
+        run = Refusing(FLEET)
+        run.fates = {n: Fate(n / per_s, False, 0.5 if per_s <= 33 else 2.5) for n in range(round(30 * per_s))}
+        return run
+
+
+def test_the_capacity_is_what_is_in_time_at_the_highest_rate_that_is_kept_up() -> None:
+    trial = Scripted()
+    rate, in_time_per_s = trial.capacity()
+    assert 33 / (1 + PRECISION) <= rate <= 33
+    assert in_time_per_s == trial.in_time_per_s(trial.run(rate)) == pytest.approx(rate, rel=0.01)
