@@ -42,8 +42,9 @@ class Probe(Struct, frozen=True):
     """What a copy saw that let one request in."""
 
     number: int  # of the request
-    ttft_s: float  # infinite: later than due
-    late: list[int]  # of the requests that had been let in and waited, those that came late in the copy
+    ttft_s: float
+    promised: dict[int, bool]  # requests that had been let in and waited: whether they are in time in the copy
+    later: dict[int, bool]  # likewise those that arrived before this one was due; False also when refused
 
 
 def ending_copies(step: Callable[..., None]) -> Callable[..., None]:
@@ -99,9 +100,25 @@ class Refusing(Run):
     def was_wrong(self, probe: Probe, *, spares: bool) -> bool:
         """Whether the request could have been met; `spares`: without making one late that had been let in and that this
         run had in time."""
-        if probe.ttft_s > self._due_s:
-            return False
-        return not spares or all(self.fates[number].ttft_s > self._due_s for number in probe.late)
+        return self._is_kept(probe.ttft_s) and not (spares and self._lost(probe.promised))
+
+    def was_harmless(self, probe: Probe) -> bool:
+        """Whether the request could have been met, and also everyone who came before it was due and whom this run had
+        in time."""
+        return self.was_wrong(probe, spares=True) and not self._lost(probe.later)
+
+    def gain(self, probe: Probe) -> int:
+        """How many more requests are in time in the copy than in this run, the one that it lets in among them."""
+        others = probe.promised | probe.later
+        kept = sum(self._is_kept(self.fates[number].ttft_s) for number in others)
+        return self._is_kept(probe.ttft_s) + sum(others.values()) - kept
+
+    def _lost(self, in_copy: dict[int, bool]) -> bool:
+        """Whether the copy is too late for somebody whom this run had in time."""
+        return any(self._is_kept(self.fates[number].ttft_s) for number, in_time in in_copy.items() if not in_time)
+
+    def _is_kept(self, ttft_s: float) -> bool:
+        return ttft_s <= self._due_s
 
     def _refuses(self, request: TraceRequest, fate: Fate) -> bool:
         facts, due_ms = self.router.question(request), self.fleet.due_ms
@@ -120,11 +137,14 @@ class Refusing(Run):
             super().until(end_s)
             return
         due_s = probe.arrived_s + self._due_s
-        super().until(min(end_s, due_s))
-        if end_s >= due_s:
-            late = [number for number in self._promised if self.fates[number].ttft_s > self._due_s]
+        known_s = due_s + self._due_s  # who came before it was due is in time or late by then
+        super().until(min(end_s, known_s))
+        if end_s >= known_s:
             number = next(number for number, fate in self.fates.items() if fate is probe)
-            answer(self._answer, Probe(number, probe.ttft_s, late))
+            in_time = {number: self._is_kept(fate.ttft_s) for number, fate in self.fates.items()}
+            later = [other for other, fate in self.fates.items() if other > number and fate.arrived_s <= due_s]
+            others = ({other: in_time[other] for other in some} for some in (self._promised, later))
+            answer(self._answer, Probe(number, probe.ttft_s, *others))
 
     def note(self, job: Job) -> None:
         super().note(job)
