@@ -14,8 +14,10 @@ from router.placement.candidates import Request
 from router.placement.cost import (
     ALONE,
     BUSY,
+    EVICTED,
     FREE,
     FULL,
+    FULLEST,
     NO_ROOM,
     NOBODY_SHIPS,
     OTHERS,
@@ -117,7 +119,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         mean = sum(map(operator.mul, waits, speeds)) / sum(speeds)
         later = min(mean, wait(c) + whole / 4)
         later += 3 * (1 - 1 / len(waits)) * min(*waits, whole)
-        return max(wait(c), room(c)) + own(c), config.crowd_weight * share * later
+        unused = max(1, c.room[0] - c.queued_prefill_tokens / BLOCK_SIZE)
+        evicted = EVICTED * min(FULLEST, c.active_blocks / unused) * whole
+        return max(wait(c), room(c)) + own(c), share * (config.crowd_weight * later + evicted)
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
@@ -265,7 +269,7 @@ def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
 
 
 @given(st.integers(1, 4000), candidates("d", 2), st.data())
-def test_what_others_wait_is_nothing_where_nobody_waits_and_grows_with_every_queue(
+def test_what_others_wait_is_nothing_in_an_idle_fleet_and_grows_with_every_queue(
     num_tokens: int, workers: list[Candidate], data: st.DataObject
 ) -> None:
     def others(workers: list[Candidate]) -> list[float]:
@@ -275,7 +279,7 @@ def test_what_others_wait_is_nothing_where_nobody_waits_and_grows_with_every_que
 
     workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
     before = others(workers)
-    if not any(c.queued_prefill_tokens for c in workers):
+    if not any(c.queued_prefill_tokens or c.active_blocks for c in workers):
         assert not any(before)
     i = data.draw(st.integers(0, len(workers) - 1))
     workers[i] = workers[i]._replace(queued_prefill_tokens=workers[i].queued_prefill_tokens + 5000)
