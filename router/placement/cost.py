@@ -203,9 +203,7 @@ def choose(
         wait = max(waits[i], room_ms)
         costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = wait, own, 0.0
         share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
-        # New blocks evict cached ones, which are missed the sooner, the fewer blocks are left to cache with.
-        evicted_ms = EVICTED * whole_ms * min(FULLEST, load[i, 2] / max(1.0, load[i, 5] - queued / block_size))
-        costs[i, OTHERS] = share * (crowd_weight * (min(mean_ms, waits[i] + whole_ms / 4) + lowest_ms) + evicted_ms)
+        costs[i, OTHERS] = crowd_weight * share * (min(mean_ms, waits[i] + whole_ms / 4) + lowest_ms)
         reasons[i] = ALONE
         if not alone:
             # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
@@ -222,6 +220,9 @@ def choose(
                 costs[i, QUEUED], costs[i, COMPUTED] = room_ms, 0.0
                 costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
                 costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
+        # Computed here or received, new blocks evict cached ones, which are missed the sooner, the fewer can be cached.
+        fullness = min(FULLEST, load[i, 2] / max(1.0, load[i, 5] - queued / block_size))
+        costs[i, OTHERS] += EVICTED * share * whole_ms * fullness
         runs = reasons[i] >= RUNS_PROMPT
         costs[i, HOST] = costs[i, DISK] = 0.0
         if lower.shape[1]:

@@ -119,13 +119,17 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         mean = sum(map(operator.mul, waits, speeds)) / sum(speeds)
         later = min(mean, wait(c) + whole / 4)
         later += 3 * (1 - 1 / len(waits)) * min(*waits, whole)
+        return max(wait(c), room(c)) + own(c), config.crowd_weight * share * later
+
+    def evicted(c: Candidate, among: list[Candidate]) -> float:
+        token_ms = sum(one.times.prefill_token_ms for one in among) / len(among)
+        pair_ms = sum(one.times.prefill_pair_ms for one in among) / len(among)
         unused = max(1, c.room[0] - c.queued_prefill_tokens / BLOCK_SIZE)
-        evicted = EVICTED * min(FULLEST, c.active_blocks / unused) * whole
-        return max(wait(c), room(c)) + own(c), share * (config.crowd_weight * later + evicted)
+        return EVICTED * min(FULLEST, c.active_blocks / unused) * (token_ms * uncached(c) + pair_ms * pairs(c))
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
-    ways = {p.worker[0]: sum(run(p, prefill, takers)) for p in takers}
+    ways = {p.worker[0]: sum(run(p, prefill, takers)) + evicted(p, prefill) for p in takers}
     shipper = min(ways.values(), default=None)
     costs: dict[str, float] = {}
     local: set[str] = set()
@@ -135,7 +139,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         here = sum(run(d, decode, [one for one in decode if one.worker[0] not in excluded]))
         if not alive:
             local.add(d.worker[0])
-            costs[d.worker[0]] = here + config.decode_steps * steps(d)
+            costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
             continue
         straight = d.times.prefill_token_ms * uncached(d) + d.times.prefill_pair_ms * pairs(d)
         here += config.delay_weight * straight * (d.requests + 1)
@@ -143,9 +147,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         there = room(d) + shipper + config.ship_ms + config.ship_token_ms * uncached(d) if shipper is not None else None
         if may and (here <= there if there is not None else d.queued_prefill_tokens == 0):
             local.add(d.worker[0])
-            costs[d.worker[0]] = here + config.decode_steps * steps(d)
+            costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
         elif there is not None:
-            costs[d.worker[0]] = there + config.decode_steps * steps(d)
+            costs[d.worker[0]] = there + config.decode_steps * steps(d) + evicted(d, decode)
     if not costs:
         assert placement is None
         return
