@@ -10,7 +10,8 @@ block manager. Fleets: `mixed`, 8 workers that prefill and decode; `split`, 4 th
 Steps last as the mock engine's formula says, twice as fast as its defaults: because a million tokens of an 8B model's
 KV are 147 GB, a worker is two H200s; steps with prompts vary by a tenth. Timestamps of the conversation trace come in
 batches of 3 s and are spread by the seed. The other kinds and their parameters stand in quality/traffic.py. All
-policies have the same workers and the same eviction.
+policies have the same workers and the same eviction, and all take a prompt that is on its way to a worker for cached
+there, as the router does.
 
 `Dynamo` stands for the cost that Dynamo's router minimises, with the queued prompt blocks that it counts as load, at
 its defaults and at prefill_load_scale 16; `static` for the best of several settings of its weights, chosen for each
@@ -49,7 +50,7 @@ from runtime.config.serving import MockConfig, PlacementConfig
 
 TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT / "shared" / "data", ROOT.parent / "shared" / "data")
 GPUS_PER_WORKER = 2
-FLEET = Fleet(engine=MockConfig(speed_up=GPUS_PER_WORKER))
+FLEET = Fleet(engine=MockConfig(speed_up=GPUS_PER_WORKER), expects=True)
 FLEETS = {
     "mixed": FLEET,
     "split": dataclasses.replace(FLEET, workers=4, prefill_workers=4),

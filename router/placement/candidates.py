@@ -35,8 +35,6 @@ class Work(NamedTuple):
 
 
 NO_WORK: Final = Work(0, 0)
-
-
 NO_RATES: Final = np.empty((0, 2))
 
 

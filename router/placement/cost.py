@@ -37,7 +37,8 @@ QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
 TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
 
 STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half of the present one, one beside it
-
+EVICTED: Final = 0.5  # ms that are computed again for each ms of new blocks, where half of the KV blocks are in use
+FULLEST: Final = 8.0  # blocks in use per unused one, beyond which they do not count
 LOWEST: Final = 3.0  # times that the shortest queue counts beside the mean: no later prompt finds a worker sooner
 
 Limits = tuple[int, int, int, int]  # see `choose`
@@ -174,15 +175,13 @@ def choose(
     limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt;
         tokens of prompts in a step.
     knobs, of PlacementConfig: decode_steps, ship_ms, ship_token_ms, host_token_ms, disk_token_ms, delay_weight,
-        crowd_weight.
-    dice: temperature; draw.
+        crowd_weight. dice: temperature; draw.
     codes, filled here: reasons and barred [2, n]. costs, filled here: the terms, their sum, and the time to the first
         token [n, NUM_TERMS + 2].
     """
     cached, load, times, excluded, lower, restoring = columns
     decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
-    reasons, barred = codes[0], codes[1]
-    can_ship = shipper[0] < math.inf
+    reasons, barred, can_ship = codes[0], codes[1], shipper[0] < math.inf
     for i in range(len(cached)):
         barred[i] = _bar(load[i, 1], load[i, 0], len(excluded) > 0 and excluded[i], limits)
     waits, mean_ms, least_ms, count = _waits(load, times, now_us, barred)
@@ -221,6 +220,9 @@ def choose(
                 costs[i, QUEUED], costs[i, COMPUTED] = room_ms, 0.0
                 costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
                 costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
+        # Computed here or received, new blocks evict cached ones, which are missed the sooner, the fewer can be cached.
+        fullness = min(FULLEST, load[i, 2] / max(1.0, load[i, 5] - queued / block_size))
+        costs[i, OTHERS] += EVICTED * share * whole_ms * fullness
         runs = reasons[i] >= RUNS_PROMPT
         costs[i, HOST] = costs[i, DISK] = 0.0
         if lower.shape[1]:

@@ -6,16 +6,16 @@ that costs others:
     max(queued prompts, until its blocks are free) + own computing + decode_steps * decode step
     + crowd_weight * uncached share of the prompt * (min(mean queue, own queue + whole prompt / 4)
                                                      + 3 * (1 - 1 / workers) * min(shortest queue, whole prompt))
+    + uncached part of the prompt / 2 * blocks in use / unused blocks
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
-it. Blocks of the KV cache come free as fast as they did lately. The last lines are what later prompts wait because this
-one is computed again; in the mean, a faster worker's queue counts for more. They make a cached prefix worth the more,
-the fuller the workers are, most of all where nobody idles; where nobody queues, the earliest first token wins.
+it. Blocks come free as fast as lately; in the mean, a faster worker's queue counts for more. What later prompts wait
+and what is evicted make a cached prefix worth the more, the fuller the workers; where all idle, the first token wins.
 
 Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
 prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs
-what the cheapest prefill worker costs, the way of the tokens that the decode worker lacks, and its decode steps. While
-no prefill worker takes more, a decode worker without a queued prompt runs one.
+what the cheapest prefill worker costs, the way of the tokens that the decode worker lacks, its decode steps and what it
+evicts. While no prefill worker takes more, a decode worker without a queued prompt runs one.
 """
 
 import math

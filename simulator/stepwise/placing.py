@@ -1,8 +1,8 @@
 """The router's placement for fleets of equal workers, in the time of a few comparisons for any number of workers.
 
-The costs are those of router/placement/cost.py, but for the wait for room in the KV cache; a test compares the
-decisions. Among workers of one kind that hold the same of a prompt, only their queues w and their decode steps g
-differ, and the cost is
+The costs are those of router/placement/cost.py, but for the wait for room in the KV cache and what is evicted; a test
+compares the decisions. Among workers of one kind that hold the same of a prompt, only their queues w and their decode
+steps g differ, and the cost is
 
     w + crowd * min(mean queue, w + whole / 4) + g = min(w + g + crowd * mean, (1 + crowd) * w + g + crowd * whole / 4)
 

@@ -113,7 +113,7 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
     yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
     yield (
         f"others wait: {weights['crowd_weight']:g} * uncached share * (min(mean queue, queued + prompt / 4)"
-        " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)); "
+        " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)) + uncached / 2 * blocks in use / unused; "
         f"on a decode worker beside prefill workers also {weights['delay_weight']:g} * own computing * (requests + 1)"
     )
 

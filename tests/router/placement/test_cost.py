@@ -189,6 +189,19 @@ def test_the_mean_queue_counts_each_worker_by_its_speed_and_the_shortest_one_thr
     assert slow.terms[cost.OTHERS] == pytest.approx(CONFIG.crowd_weight * (30 + 3 * (1 - 1 / 2) * 20))
 
 
+def test_a_prompt_evicts_what_is_missed_the_sooner_the_less_a_worker_has_left_to_cache_with() -> None:
+    """Whole, it takes 20.6 ms. Of the last worker 10,000 queued tokens are going to fill what is left."""
+    load = np.array(
+        [[1, 0, 0, 0, 0, 800, 0], [1, 0, 200, 0, 0, 600, 0], [1, 0, 400, 0, 0, 400, 0], [1, 10_000, 700, 0, 0, 100, 0]]
+    )
+    names, times = tuple((str(i), 1) for i in range(4)), np.array([msgspec.structs.astuple(StepTimes())] * 4)
+    workers = Candidates(names, np.zeros(4, dtype=np.int32), load, times)
+    config = msgspec.structs.replace(CONFIG, crowd_weight=0.0)
+    costs = Weighed("decode", Request(1000, 16), workers, config, Dice(0.0), alone=True).costs()
+    evicted = [one.terms[cost.OTHERS] for one in costs]
+    assert evicted == pytest.approx([0.0, 20.6 / 6, 20.6 / 2, cost.FULLEST * 20.6 / 2])
+
+
 def test_a_queue_of_one_token_takes_a_pass_over_the_weights() -> None:
     (only,) = queues([1], [StepTimes()]).costs()
     assert only.terms[cost.QUEUED] == 6.0

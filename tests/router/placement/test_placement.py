@@ -14,8 +14,10 @@ from router.placement.candidates import Request
 from router.placement.cost import (
     ALONE,
     BUSY,
+    EVICTED,
     FREE,
     FULL,
+    FULLEST,
     NO_ROOM,
     NOBODY_SHIPS,
     OTHERS,
@@ -119,9 +121,15 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         later += 3 * (1 - 1 / len(waits)) * min(*waits, whole)
         return max(wait(c), room(c)) + own(c), config.crowd_weight * share * later
 
+    def evicted(c: Candidate, among: list[Candidate]) -> float:
+        token_ms = sum(one.times.prefill_token_ms for one in among) / len(among)
+        pair_ms = sum(one.times.prefill_pair_ms for one in among) / len(among)
+        unused = max(1, c.room[0] - c.queued_prefill_tokens / BLOCK_SIZE)
+        return EVICTED * min(FULLEST, c.active_blocks / unused) * (token_ms * uncached(c) + pair_ms * pairs(c))
+
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
-    ways = {p.worker[0]: sum(run(p, prefill, takers)) for p in takers}
+    ways = {p.worker[0]: sum(run(p, prefill, takers)) + evicted(p, prefill) for p in takers}
     shipper = min(ways.values(), default=None)
     costs: dict[str, float] = {}
     local: set[str] = set()
@@ -131,7 +139,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         here = sum(run(d, decode, [one for one in decode if one.worker[0] not in excluded]))
         if not alive:
             local.add(d.worker[0])
-            costs[d.worker[0]] = here + config.decode_steps * steps(d)
+            costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
             continue
         straight = d.times.prefill_token_ms * uncached(d) + d.times.prefill_pair_ms * pairs(d)
         here += config.delay_weight * straight * (d.requests + 1)
@@ -139,9 +147,9 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         there = room(d) + shipper + config.ship_ms + config.ship_token_ms * uncached(d) if shipper is not None else None
         if may and (here <= there if there is not None else d.queued_prefill_tokens == 0):
             local.add(d.worker[0])
-            costs[d.worker[0]] = here + config.decode_steps * steps(d)
+            costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
         elif there is not None:
-            costs[d.worker[0]] = there + config.decode_steps * steps(d)
+            costs[d.worker[0]] = there + config.decode_steps * steps(d) + evicted(d, decode)
     if not costs:
         assert placement is None
         return
@@ -265,7 +273,7 @@ def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
 
 
 @given(st.integers(1, 4000), candidates("d", 2), st.data())
-def test_what_others_wait_is_nothing_where_nobody_waits_and_grows_with_every_queue(
+def test_what_others_wait_is_nothing_in_an_idle_fleet_and_grows_with_every_queue(
     num_tokens: int, workers: list[Candidate], data: st.DataObject
 ) -> None:
     def others(workers: list[Candidate]) -> list[float]:
@@ -275,7 +283,7 @@ def test_what_others_wait_is_nothing_where_nobody_waits_and_grows_with_every_que
 
     workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
     before = others(workers)
-    if not any(c.queued_prefill_tokens for c in workers):
+    if not any(c.queued_prefill_tokens or c.active_blocks for c in workers):
         assert not any(before)
     i = data.draw(st.integers(0, len(workers) - 1))
     workers[i] = workers[i]._replace(queued_prefill_tokens=workers[i].queued_prefill_tokens + 5000)
