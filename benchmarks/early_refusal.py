@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--due-ms", type=float, default=2000.0, help="when each first token is due")
     parser.add_argument("--seconds", type=float, default=LEAST_S, help="of simulated time in each run")
     parser.add_argument(
-        "--requests", type=int, default=12_000, help="of each kind, of which a run takes the first ones"
+        "--requests", type=int, default=16_000, help="of each kind, of which a run takes the first ones"
     )
     parser.add_argument("--probes", type=float, default=100, help="refusals that are looked at, about")
     parser.add_argument("--json", type=Path, help="also write the rows there, with the machine and the command")

@@ -21,7 +21,8 @@ def gather_s(configured_s: float, num_requests: int) -> float:
 
 class GatheredSteps:
     def __init__(self, configured_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Tokens wait no longer than `gather_s`, but for the part of a step by which that is nearer to a step's end."""
+        """Tokens wait no longer than `gather_s`, but for the part of a step by which that is nearer to a step's end, if
+        the next step is as long as the last one."""
         self._configured_s = configured_s
         self._clock = clock
         self._held: StepOutput | None = None
@@ -50,23 +51,12 @@ class GatheredSteps:
         held = self.take()
         if held is None:
             return output
-        return StepOutput(
-            held.outputs + output.outputs,
-            held.events + output.events,
-            held.num_tokens + output.num_tokens,
-            held.restored or output.restored,
-        )
+        return _added(held, output, held.outputs + output.outputs)
 
     def _hold(self, output: StepOutput) -> None:
-        held = self._held
-        if held is None:
-            self._held = StepOutput([], list(output.events), output.num_tokens, output.restored)
-        else:
-            restored = held.restored or output.restored
-            self._held = StepOutput(
-                held.outputs, held.events + output.events, held.num_tokens + output.num_tokens, restored
-            )
-        outputs, known = self._held.outputs, self._by_sequence
+        held = self._held or StepOutput([], [])
+        self._held = _added(held, output, held.outputs)
+        outputs, known = held.outputs, self._by_sequence
         for one in output.outputs:
             earlier = known.setdefault(one.sequence, one)
             if earlier is one:
@@ -74,3 +64,14 @@ class GatheredSteps:
             else:
                 earlier.token_ids.extend(one.token_ids)
                 earlier.logprobs.extend(one.logprobs)
+
+
+def _added(held: StepOutput, output: StepOutput, outputs: list[SequenceOutput]) -> StepOutput:
+    """Both, with these outputs."""
+    return StepOutput(
+        outputs,
+        held.events + output.events,
+        held.num_tokens + output.num_tokens,
+        held.restored or output.restored,
+        step_ms=held.step_ms + output.step_ms,
+    )

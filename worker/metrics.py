@@ -1,7 +1,7 @@
 """Prometheus metrics of the workers of one process, on a port that their discovery records name."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Histogram
 
@@ -40,12 +40,14 @@ class WorkerMetrics:
         self._transfer_s = endpoint.transfer_s
         endpoint.workers.append(self)
 
-    def observe(self, load: WorkerLoad) -> None:
-        """Takes the load after a step, or with a report."""
+    def observe(self, load: WorkerLoad, step_ms: Sequence[float] = ()) -> None:
+        """Takes the load after a step, or with a report. step_ms: of the steps since the last load; without them the
+        load has the last one's."""
         self.load = load
         if load.steps > self._counted_steps:
-            self._step_s.observe(load.step_ms / 1000)
             self._counted_steps = load.steps
+            for duration_ms in step_ms or (load.step_ms,):
+                self._step_s.observe(duration_ms / 1000)
 
     def received(self, transport: str, kv_bytes: int) -> None:
         """A transfer was committed."""

@@ -137,4 +137,4 @@ class WorkerRuntime:
             self._streams.step_is_over()
         if output.events:
             self.publisher.publish(output.events)
-        self.metrics.observe(load)
+        self.metrics.observe(load, output.step_ms)

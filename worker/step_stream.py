@@ -1,4 +1,4 @@
-"""The `steps` streams: commands of one router come in, one message per engine step goes out.
+"""The `steps` streams: commands of one router come in, a message goes out when an engine step is over, or several are.
 
 News are collected per router. When a router reads slowly, or steps are quicker than `workers.gather_ms`, the news of
 several steps leave in one message, with one delta per request.
@@ -47,7 +47,7 @@ class RouterStream:
     def send(self, delta: Delta) -> None:
         """The delta leaves with others that are sent before the step is over or the event loop turns."""
         self._deltas.setdefault(delta.request_id, []).append(delta)
-        if delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None:
+        if delta.hurries:
             self._hurried[delta.request_id] = None
             self._leave_soon()
         else:
@@ -168,7 +168,7 @@ class StepStreams:
         log.info("router disconnected", router=router_id, reason=reason)
 
     def step_is_over(self) -> None:
-        """Once per engine step, after the step's deltas were sent."""
+        """After the deltas of a step were sent, or of several quick ones."""
         for router in self._open:
             router.step_is_over()
 

@@ -51,6 +51,7 @@ class StepOutput(Struct, frozen=True):
     num_tokens: int = 0  # submitted to the runner, or else collected from it
     restored: bool = False  # whether sequences that waited for the tiers may go on
     may_wait: bool = False  # none has a first or last token, and a step of decodes is on its way
+    step_ms: list[float] = []  # how long the steps took whose end this tells; empty where the load alone says it
 
     @property
     def is_news(self) -> bool:
@@ -191,7 +192,8 @@ class Engine:
             self._draw()
         may_wait &= bool(self._in_flight) and not batch.prefill
         events = self.block_manager.take_events()
-        return StepOutput(outputs, events, batch.num_tokens or num_landed, restored, may_wait)
+        step_ms = [self._step_ms] if num_landed else []
+        return StepOutput(outputs, events, batch.num_tokens or num_landed, restored, may_wait, step_ms)
 
     def _schedule(self) -> Batch:
         """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""

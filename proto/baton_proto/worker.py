@@ -119,6 +119,11 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     timeline: Timeline | None = None  # with the first token
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
 
+    @property
+    def hurries(self) -> bool:
+        """Whether it is the first or the last one, which a client waits for."""
+        return self.cached_tokens is not None or self.finish is not None or self.failure is not None
+
 
 class StepMessage(Struct, frozen=True, tag="step"):
     deltas: Annotated[list[Delta], Rows]

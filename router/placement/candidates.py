@@ -52,7 +52,7 @@ class Candidates(NamedTuple):
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 7), dtype=np.int64), np.empty((0, 6)))
+NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 8), dtype=np.int64), np.empty((0, 6)))
 NO_SHIPPER: Final = (math.inf, math.inf)
 
 

@@ -30,7 +30,7 @@ TERMS: Final = (
     Term("shipped", "+ shipped", "tokens shipped", "ship_token_ms"),
     Term("host", "+ from host", "tokens from host memory, or as it measured", "host_token_ms"),
     Term("disk", "+ from disk", "tokens from disk, or as it measured", "disk_token_ms"),
-    Term("others", "+ others", "what others wait because of it", ""),
+    Term("others", "+ others", "what it costs others", ""),
 )
 NUM_TERMS: Final = len(TERMS)
 QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
@@ -165,7 +165,7 @@ def choose(
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 7], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
+    columns: cached blocks [n]; load [n, 8], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
         excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none; ms
         that a token takes from there [n, 2], 0: as configured, [0, 2] for all.
     alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
@@ -221,7 +221,7 @@ def choose(
                 costs[i, OTHERS] = shipper[0] - shipper[1] if can_ship else 0.0
                 costs[i, SHIP] = (shipper[1] if can_ship else 0.0) + way_ms
         # Computed here or received, new blocks evict cached ones, which are missed the sooner, the fewer can be cached.
-        fullness = min(FULLEST, load[i, 2] / max(1.0, load[i, 5] - queued / block_size))
+        fullness = min(FULLEST, load[i, 7] / max(1.0, load[i, 5] - queued / block_size))
         costs[i, OTHERS] += EVICTED * share * whole_ms * fullness
         runs = reasons[i] >= RUNS_PROMPT
         costs[i, HOST] = costs[i, DISK] = 0.0

@@ -6,7 +6,7 @@ that costs others:
     max(queued prompts, until its blocks are free) + own computing + decode_steps * decode step
     + crowd_weight * uncached share of the prompt * (min(mean queue, own queue + whole prompt / 4)
                                                      + 3 * (1 - 1 / workers) * min(shortest queue, whole prompt))
-    + uncached part of the prompt / 2 * blocks in use / unused blocks
+    + 0.5 * uncached part of the prompt * min(8, blocks in use / unused blocks)
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
 it. Blocks come free as fast as lately; in the mean, a faster worker's queue counts for more. What later prompts wait

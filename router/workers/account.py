@@ -117,13 +117,15 @@ class Account:
         self._freeing = self._freeing * exp((self._freed_s - now_s) / FREEING_S) + blocks
         self._freed_s = now_s
 
-    def room(self, now_s: float) -> tuple[int, int]:
-        """Blocks that nobody uses, and in how many us one more comes free. No limit: nothing ended lately, so nobody
-        knows how soon."""
+    def room(self, now_s: float) -> tuple[int, int, int]:
+        """Blocks that nobody uses, in how many us one more comes free, and blocks in use. 0 us: nothing ended lately,
+        so nobody knows how soon. No limit: the worker does not say how many it has."""
         reported = self.reported
-        if not reported.blocks_total or self._freeing < 1 or now_s - self._freed_s > FREEING_S:
-            return NO_LIMIT, 0
-        return reported.blocks_total - reported.blocks_used, int(FREEING_S * 1e6 / self._freeing)
+        if not reported.blocks_total:
+            return NO_LIMIT, 0, 0
+        knows = self._freeing >= 1 and now_s - self._freed_s <= FREEING_S
+        freed_us = int(FREEING_S * 1e6 / self._freeing) if knows else 0
+        return reported.blocks_total - reported.blocks_used, freed_us, reported.blocks_used
 
     @property
     def queues(self) -> bool:

@@ -17,10 +17,11 @@ class Inbox:
     """One reader. What came before a failure is read before the failure is raised. `full` is called when MAX_UNREAD
     deltas wait."""
 
-    __slots__ = ("_deltas", "_error", "_is_held", "_pace", "_waiter", "full")
+    __slots__ = ("_deltas", "_error", "_is_held", "_pace", "_waiter", "full", "has_begun")
 
     def __init__(self, pace: Pace) -> None:
         self.full: Callable[[], None] = lambda: None
+        self.has_begun = False  # its first delta has come
         self._pace = pace
         self._is_held = False  # `pace` wakes the reader
         self._deltas: list[Delta] = []
@@ -28,12 +29,11 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta, *, at_once: bool) -> None:
-        """at_once: see `Pace.takes`; a first or last delta waits for nothing."""
+        """at_once: it waits for no turn, see `Pace`."""
         self._deltas.append(delta)
         if len(self._deltas) >= MAX_UNREAD:
             self.full()
-        hurries = delta.cached_tokens is not None or delta.finish is not None or delta.failure is not None
-        if at_once or hurries:
+        if at_once:
             self.wake()
         elif not self._is_held:
             self._is_held = True

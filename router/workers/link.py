@@ -67,15 +67,14 @@ class WorkerLink:
             raise WorkerLostError(self.worker[0], "not connected")
         assert request.request_id not in self._inboxes
         inbox = self._inboxes[request.request_id] = Inbox(self._pace)
-        self._pace.num_requests += 1
         self._stream.send(request)
         return inbox
 
     def cancel(self, request_id: str) -> None:
         """Tells the worker to stop; no more deltas of the request are delivered. No effect on an ended request."""
-        if self._inboxes.pop(request_id, None) is None:
+        if (inbox := self._inboxes.pop(request_id, None)) is None:
             return
-        self._pace.num_requests -= 1
+        self._pace.num_requests -= inbox.has_begun
         if self._stream is not None:
             self._stream.send(Cancel(request_id))
 
@@ -138,14 +137,21 @@ class WorkerLink:
 
     def _dispatch(self, message: StepMessage) -> None:
         self._on_load(message.load)
-        at_once = self._pace.takes()
+        is_turn: bool | None = None  # of the tokens that do not hurry, if there are any
         for delta in message.deltas:
-            self._deliver(delta, at_once)
+            if delta.hurries:
+                self._deliver(delta, at_once=True)
+            else:
+                is_turn = self._pace.takes() if is_turn is None else is_turn
+                self._deliver(delta, at_once=is_turn)
 
-    def _deliver(self, delta: Delta, at_once: bool) -> None:
+    def _deliver(self, delta: Delta, *, at_once: bool) -> None:
         inbox = self._inboxes.get(delta.request_id)
         if inbox is None:
             return  # the router cancelled the request while the delta was on its way
+        if not inbox.has_begun:
+            inbox.has_begun = True
+            self._pace.num_requests += 1
         if delta.finish is not None or delta.failure is not None:
             del self._inboxes[delta.request_id]
             self._pace.num_requests -= 1
@@ -154,7 +160,7 @@ class WorkerLink:
     def _disconnected(self, reason: str) -> None:
         """Fails all requests, because the next stream knows none of them."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
-        self._pace.num_requests -= len(inboxes)
+        self._pace.num_requests -= sum(inbox.has_begun for inbox in inboxes)
         was_connected, changed = self.connected, self.connected or not self.failed
         self._stream, self.failed = None, True
         if was_connected:

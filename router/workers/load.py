@@ -136,7 +136,7 @@ class LoadLedger:
         self._clock = clock
         self._accounts: dict[WorkerKey, Account] = {}
         self._roster = Roster()  # of those with an account
-        self._columns = np.zeros((1, len(LoadView._fields) + 3), dtype=np.int64)  # by number; the last row is NOBODY's
+        self._columns = np.zeros((1, len(LoadView._fields) + 4), dtype=np.int64)  # by number; the last row is NOBODY's
         self._stale: set[Account] = set()  # their rows in _columns are out of date
         self.num_routers = 1  # that charge these workers, this one included
         self._profile = astuple(times)
@@ -188,7 +188,7 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...], *, is_dated: bool = False) -> NDArray[np.int64]:
-        """The loads of the workers, [n, 7]: LoadView's fields, when the present step began, in us of the clock, and
+        """The loads of the workers, [n, 8]: LoadView's fields, when the present step began, in us of the clock, and
         Account.room. `is_dated`: of prompts, what goes before one whose first token is due."""
         self.expire()
         self._write_down()

@@ -1,7 +1,8 @@
 """When the tokens of many requests go on to their clients: together, and the more requests the more seldom.
 
 A piece of an answer costs a router the same however many tokens it holds, 30 to 90 us. A router with hundreds of
-answers that wakes for each of their steps has no time left for the requests that begin and end. Event loop only.
+answers that wakes for each of their steps has no time left for the requests that begin and end; these wait for no turn.
+Event loop only.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from typing import Protocol
 
 PER_REQUEST_S = 100e-6
 SHORTEST_S = 0.010  # what is gathered for less goes on at once
+LONGEST_S = 0.100
+AT_A_TIME = 32  # are woken before the event loop looks after others
 
 
 class Waking(Protocol):
@@ -21,7 +24,7 @@ class Pace:
     """Shared by all links of a router."""
 
     def __init__(self) -> None:
-        self.num_requests = 0  # that are open
+        self.num_requests = 0  # that have begun to answer
         self._held: list[Waking] = []
         self._next_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -44,9 +47,14 @@ class Pace:
         self._timer = None
         self._plan(asyncio.get_running_loop().time())
         held, self._held = self._held, []
-        for waking in held:
+        self._wake(held)
+
+    def _wake(self, held: list[Waking]) -> None:
+        for waking in held[:AT_A_TIME]:
             waking.wake()
+        if len(held) > AT_A_TIME:
+            asyncio.get_running_loop().call_soon(self._wake, held[AT_A_TIME:])
 
     def _plan(self, now_s: float) -> None:
-        interval_s = self.num_requests * PER_REQUEST_S
+        interval_s = min(self.num_requests * PER_REQUEST_S, LONGEST_S)
         self._next_s = now_s + interval_s if interval_s > SHORTEST_S else 0.0

@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     queued_prefill_pairs: int = 0
     times: StepTimes = TIMES
     step_began_ms: int = 0  # now it is 1,000,000; 0: just now
-    room: tuple[int, int] = (NO_LIMIT, 0)  # see Account.room
+    room: tuple[int, int, int] = (NO_LIMIT, 0, 0)  # see Account.room
 
 
 def place(
@@ -63,7 +63,7 @@ def columns(rows: Sequence[Candidate]) -> Candidates:
     return Candidates(
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
-        np.array(load, dtype=np.int64).reshape(len(rows), 7),
+        np.array(load, dtype=np.int64).reshape(len(rows), 8),
         np.array([astuple(row.times) for row in rows]).reshape(len(rows), 6),
         now_us=NOW_MS * 1000,
     )

@@ -65,15 +65,17 @@ async def leaving_grpc_in_mid_prompt(service: Service) -> None:
         request = asyncio.create_task(service.client.generate(greedy(random_prompt(3000, seed=2), 10), 60))
         await until_running(service, "prefill-1")
         service.kill("prefill-1", signal.SIGSTOP)
-        assert (await inspect(service, "decode-1")).load.leases == 1
-        asked = asyncio.create_task(prefill.inspect())
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        async with asyncio.timeout(45):
-            while (await service.client.status(60)).queue.running:
-                await asyncio.sleep(POLL_S)
-        service.kill("prefill-1", signal.SIGCONT)
+        try:
+            assert (await inspect(service, "decode-1")).load.leases == 1
+            asked = asyncio.create_task(prefill.inspect())
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            async with asyncio.timeout(45):
+                while (await service.client.status(60)).queue.running:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            service.kill("prefill-1", signal.SIGCONT)
         left_at = (await asked).load.steps
         await until_idle(service)
         left_over = before + PROMPT_STEPS - left_at

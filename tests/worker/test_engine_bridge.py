@@ -2,6 +2,7 @@
 runner that makes tokens up."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,7 +25,9 @@ class CountingRunner:
     """Token 7, always."""
 
     num_layers = 1
-    depth = 0
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepDone:
         return StepDone([SampledToken(7, None) for item in batch.items if item.sample])
@@ -33,14 +36,14 @@ class CountingRunner:
 class History:
     """What arrived on the event loop, in order."""
 
-    def __init__(self, loop_factory: LoopFactory) -> None:
+    def __init__(self, loop_factory: LoopFactory, depth: int, gather_s: float) -> None:
         self.items: list[Any] = []
         self.threads: set[int] = set()
         self.finished = asyncio.Event()
         engine = Engine(
-            CountingRunner(), BlockManager(64, 16), max_batch_tokens=64, max_running=8, eos_token_ids=frozenset()
+            CountingRunner(depth), BlockManager(64, 16), max_batch_tokens=64, max_running=8, eos_token_ids=frozenset()
         )
-        self.bridge = EngineBridge(engine, self.on_step, loop_factory)
+        self.bridge = EngineBridge(engine, self.on_step, loop_factory, gather_s=gather_s)
 
     def on_step(self, output: StepOutput, load: WorkerLoad) -> None:
         self.threads.add(threading.get_ident())
@@ -51,9 +54,11 @@ class History:
                 self.finished.set()
 
 
-@pytest.fixture(params=[EngineLoop, TimedLoop])
+@pytest.fixture(
+    params=[(EngineLoop, 0, 0.0), (EngineLoop, 1, 0.03), (TimedLoop, 0, 0.03)], ids=["thread", "gathered", "event loop"]
+)
 async def history(request: pytest.FixtureRequest) -> AsyncIterator[History]:
-    history = History(request.param)
+    history = History(*request.param)
     history.bridge.start()
     yield history
     await history.bridge.stop(5)
@@ -63,27 +68,30 @@ def sequence(max_tokens: int) -> Sequence:
     return Sequence("r1", [1, 2, 3], 3, SamplingParams(max_tokens=max_tokens))
 
 
+def num_tokens(items: list[Any]) -> int:
+    return sum(len(item) for item in items if isinstance(item, list))
+
+
 async def test_step_outputs_arrive_on_the_event_loop_with_the_load_of_their_moment(history: History) -> None:
     history.bridge.post(lambda engine: engine.add(sequence(3)))
     await asyncio.wait_for(history.finished.wait(), 30)
     *tokens, load = history.items
-    assert tokens == [[7], [7], [7]]
+    assert list(itertools.chain.from_iterable(tokens)) == [7, 7, 7]
     assert (load.running, load.steps, load.blocks_total) == (0, 3, 64)
     assert history.threads == {threading.get_ident()}
 
 
 async def test_results_keep_their_place_among_the_steps(history: History) -> None:
-    """A result that says how many steps had run arrives after exactly so many outputs."""
+    """A result that says how many steps had run arrives after exactly so many tokens."""
     history.bridge.post(lambda engine: engine.add(sequence(800)))
     for _ in range(50):
         history.bridge.post(lambda engine: ("steps", engine.load().steps), history.items.append)
         steps = await history.bridge.call(lambda engine: engine.load().steps)
-        assert steps <= sum(isinstance(item, list) for item in history.items)
+        assert steps <= num_tokens(history.items)
     await asyncio.wait_for(history.finished.wait(), 60)
     for position, item in enumerate(history.items):
         if isinstance(item, tuple):
-            outputs = sum(isinstance(earlier, list) for earlier in history.items[:position])
-            assert item == ("steps", outputs)
+            assert item == ("steps", num_tokens(history.items[:position]))
 
 
 async def test_what_work_raises_reaches_its_caller_and_the_engine_goes_on(history: History) -> None:
@@ -109,7 +117,7 @@ async def test_posted_work_that_raises_is_a_fault_and_leaves_nobody_waiting(hist
 
 @pytest.mark.parametrize("loop_factory", [EngineLoop, TimedLoop])
 async def test_a_step_whose_owner_fails_on_it_is_a_fault_and_is_told_nevertheless(loop_factory: LoopFactory) -> None:
-    history = History(loop_factory)
+    history = History(loop_factory, depth=0, gather_s=0.0)
     history.bridge._on_step_here = lambda output: output.outputs[0].no_such_field  # type: ignore[attr-defined]
     history.bridge.start()
     history.bridge.post(lambda engine: engine.add(sequence(1)))
@@ -130,3 +138,15 @@ async def test_what_other_threads_ask_for_is_done_too(history: History) -> None:
     await asyncio.to_thread(history.bridge.post, lambda engine: engine.add(sequence(3)))
     await asyncio.wait_for(history.finished.wait(), 30)
     assert history.threads == {threading.get_ident()}
+
+
+async def test_quick_steps_reach_the_event_loop_together_and_each_ones_time_is_told() -> None:
+    history = History(EngineLoop, depth=1, gather_s=0.2)
+    told: list[StepOutput] = []
+    history.bridge._on_step = lambda output, load: (told.append(output), history.on_step(output, load))  # type: ignore[assignment]
+    history.bridge.start()
+    history.bridge.post(lambda engine: engine.add(sequence(400)))
+    await asyncio.wait_for(history.finished.wait(), 60)
+    await history.bridge.stop(5)
+    assert len(told) < 200
+    assert sum(len(output.step_ms) for output in told) == num_tokens(history.items) == 400

@@ -258,3 +258,24 @@ async def test_a_stream_whose_handler_fails_is_closed() -> None:
     assert await stream.receive(decode_greeting) == OURS
     await asyncio.wait_for(stream.ended(), 60)
     await server.stop(1.0)
+
+
+async def test_tokens_join_what_of_their_request_has_not_left(steps: Fixture) -> None:
+    call = await steps.open()
+    call.stream.send(SUBMIT)
+    router, _ = await steps.memory.commands.get()
+    first = Delta("r1", [1], cached_tokens=3)
+    router.send(first)
+    router.send_tokens("r1", [2])
+    router.send(Delta("r2", [5], [TokenLogprobs(-1.0, [])]))
+    router.send_tokens("r2", [6])
+    router.send_tokens("r2", [7])
+    router.send_tokens("r3", [8])
+    router.send(Delta("r3", [9], finish="stop"))
+    steps.streams.step_is_over()
+    deltas = {delta.request_id: delta for delta in (await call.read()).deltas}
+    assert deltas["r1"] == Delta("r1", [1, 2], cached_tokens=3)
+    assert (deltas["r2"].token_ids, len(deltas["r2"].logprobs)) == ([5, 6, 7], 1)
+    assert deltas["r3"] == Delta("r3", [8, 9], finish="stop")
+    router.send_tokens("r1", [3])
+    assert (await call.read()).deltas == [Delta("r1", [3])]

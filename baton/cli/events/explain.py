@@ -112,8 +112,8 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
     yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"
     yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
     yield (
-        f"others wait: {weights['crowd_weight']:g} * uncached share * (min(mean queue, queued + prompt / 4)"
-        " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)) + uncached / 2 * blocks in use / unused; "
+        f"others: {weights['crowd_weight']:g} * uncached share * (min(mean queue, queued + prompt / 4)"
+        " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)) + 0.5 * uncached * min(8, blocks in use / unused); "
         f"on a decode worker beside prefill workers also {weights['delay_weight']:g} * own computing * (requests + 1)"
     )
 

@@ -23,6 +23,7 @@ from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_model import write_tiny_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NUM_LAYERS = 2 if DEVICE.type == "cuda" else 1  # the second one repeats launches; the interpreter has none to repeat
 NUM_BLOCKS, BLOCK_SIZE = 40, 16
 MAX_BATCH_TOKENS, MAX_RUNNING = 48, 6
 LETTERS = Grammar("regex", "[a-e]{10,60}")
@@ -39,7 +40,7 @@ def few_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     folder = tmp_path_factory.mktemp(request.param)
-    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=1)))
+    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=NUM_LAYERS)))
 
 
 def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -> torch.Tensor:

@@ -48,7 +48,7 @@ def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]
     cached, queued, active = st.integers(0, 200), st.just(0) | st.integers(0, 20_000), st.integers(0, 2000)
     loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 10**9))
     times, began_ms = st.sampled_from([TIMES, StepTimes(12.0, 0.04, 2e-6, 9.0, 0.05, 1e-4)]), st.integers(-900, 0)
-    rooms = st.tuples(st.integers(0, 3000), st.integers(0, 20_000))
+    rooms = st.tuples(st.integers(0, 3000), st.integers(0, 20_000), st.integers(0, 3000))
     rows = st.lists(st.tuples(loads, times, began_ms, rooms), min_size=min_size, max_size=8)
     return rows.map(
         lambda rows: [
@@ -125,7 +125,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         token_ms = sum(one.times.prefill_token_ms for one in among) / len(among)
         pair_ms = sum(one.times.prefill_pair_ms for one in among) / len(among)
         unused = max(1, c.room[0] - c.queued_prefill_tokens / BLOCK_SIZE)
-        return EVICTED * min(FULLEST, c.active_blocks / unused) * (token_ms * uncached(c) + pair_ms * pairs(c))
+        return EVICTED * min(FULLEST, c.room[2] / unused) * (token_ms * uncached(c) + pair_ms * pairs(c))
 
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
@@ -231,7 +231,7 @@ def test_a_prompt_waits_until_there_is_room_for_its_blocks_or_goes_where_there_i
     prefill: list[Candidate],
 ) -> None:
     """Of the 100 blocks that it needs, 40 are free, and one more comes free every 5 ms."""
-    full = candidate("full", requests=1, room=(40, 5000))
+    full = candidate("full", requests=1, room=(40, 5000, 0))
     config = replace(CONFIG, local_prefill_tokens=0)
     placement = place(request(1600), [full, candidate("busy", requests=20)], prefill, config, random.Random())
     assert placement is not None
@@ -283,7 +283,7 @@ def test_what_others_wait_is_nothing_in_an_idle_fleet_and_grows_with_every_queue
 
     workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
     before = others(workers)
-    if not any(c.queued_prefill_tokens or c.active_blocks for c in workers):
+    if not any(c.queued_prefill_tokens or c.active_blocks or c.room[2] for c in workers):
         assert not any(before)
     i = data.draw(st.integers(0, len(workers) - 1))
     workers[i] = workers[i]._replace(queued_prefill_tokens=workers[i].queued_prefill_tokens + 5000)

@@ -156,14 +156,14 @@ def test_a_router_that_charged_nothing_may_leave() -> None:
 def test_how_fast_blocks_come_free_is_seen_from_the_requests_that_end_and_room_from_the_report() -> None:
     books = account()
     books.take_report(WorkerLoad(blocks_used=90, blocks_total=100), LATER_S)
-    assert books.room(LATER_S) == (NO_LIMIT, 0), "none has ended"
+    assert books.room(LATER_S) == (10, 0, 90), "none has ended"
     for second in range(100):
         books.free(20, LATER_S + second)
-    blocks, freed_us = books.room(LATER_S + 99)
-    assert (blocks, freed_us) == (10, pytest.approx(1e6 / 20, rel=0.1))
+    blocks, freed_us, used = books.room(LATER_S + 99)
+    assert (blocks, freed_us, used) == (10, pytest.approx(1e6 / 20, rel=0.1), 90)
     for second in range(100, 200, 2):
         books.free(20, LATER_S + second)
-    assert books.room(LATER_S + 199) == (10, pytest.approx(2e6 / 20, rel=0.15))
-    assert books.room(LATER_S + 250) == (NO_LIMIT, 0), "none has ended lately"
+    assert books.room(LATER_S + 199) == (10, pytest.approx(2e6 / 20, rel=0.15), 90)
+    assert books.room(LATER_S + 250) == (10, 0, 90), "none has ended lately"
     books.take_report(WorkerLoad(blocks_used=90), LATER_S)
-    assert books.room(LATER_S + 199) == (NO_LIMIT, 0), "it does not say how many it has"
+    assert books.room(LATER_S + 199) == (NO_LIMIT, 0, 0), "it does not say how many it has"

@@ -18,7 +18,7 @@ from router.workers.pace import Pace
 from runtime.errors import WorkerLostError
 from runtime.security.cluster_key import new_cluster_key
 from runtime.streams.message_stream import MessageStream
-from tests.router.scripted_worker import ScriptedWorker, answer_until, greedy
+from tests.router.scripted_worker import ScriptedWorker, answer, answer_until, greedy
 from worker.stream_server import StreamServer
 
 PROMPT = list(range(50, 70))
@@ -32,10 +32,10 @@ def submit(request_id: str = "r", max_tokens: int = 5) -> Submit:
 class Watched:
     """A link whose changes and loads can be awaited."""
 
-    def __init__(self, worker: ScriptedWorker) -> None:
+    def __init__(self, worker: ScriptedWorker, pace: Pace | None = None) -> None:
         self.loads: list[WorkerLoad] = []
         self._news = asyncio.Event()
-        self.link = WorkerLink(worker.record(), "router-0", self._load, self._news.set)
+        self.link = WorkerLink(worker.record(), "router-0", self._load, self._news.set, pace=pace)
 
     def _load(self, load: WorkerLoad) -> None:
         self.loads.append(load)
@@ -52,8 +52,8 @@ class Watched:
 
 
 @asynccontextmanager
-async def linked(worker: ScriptedWorker) -> AsyncIterator[Watched]:
-    watched = Watched(worker)
+async def linked(worker: ScriptedWorker, pace: Pace | None = None) -> AsyncIterator[Watched]:
+    watched = Watched(worker, pace)
     try:
         yield watched
     finally:
@@ -122,6 +122,31 @@ async def test_a_dying_worker_fails_its_requests_at_once_and_what_it_said_before
         assert not watched.link.connected
         with pytest.raises(WorkerLostError, match="not connected"):
             watched.link.submit(submit("later"))
+
+
+@pytest.mark.parametrize("end", ["all told", "cancelled", "cancelled when all is told", "worker lost"])
+async def test_only_answers_that_have_begun_and_not_ended_count_for_the_pace(end: str) -> None:
+    async def half(worker: ScriptedWorker, request: Submit) -> None:
+        await answer_until(worker, request, 2)
+
+    pace = Pace()
+    script = half if end in ("cancelled", "worker lost") else None
+    async with ScriptedWorker("d0", script=script or answer) as worker, linked(worker, pace) as watched:
+        await watched.connected()
+        inbox = watched.link.submit(submit())
+        assert pace.num_requests == 0
+        if script is None:
+            await read(inbox)
+        else:
+            await inbox.take()
+            assert pace.num_requests == 1
+        if end == "worker lost":
+            await worker.die()
+            await watched.until(lambda: not watched.link.connected)
+        elif end != "all told":
+            watched.link.cancel("r")
+            watched.link.cancel("r")
+        assert pace.num_requests == 0
 
 
 async def test_the_link_dials_again_until_the_worker_is_back() -> None:

@@ -1,39 +1,11 @@
 """Launches that are noted and made again, with stand-ins for Triton's compiled kernels: it counts what they get."""
 
 import threading
-from typing import Any
 
 import torch
-from triton.runtime import JITFunction
 
 from runtime.device.quick_launch import NotedLaunches, QuickLaunch
-
-
-class Compiled:
-    def __init__(self) -> None:
-        self.launches: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments: self.launches.append((grid, arguments))
-
-
-class Kernel(JITFunction):  # type: ignore[misc]
-    """Compiles at its first launch, as Triton does, and takes `SIZE` as a constant."""
-
-    def __init__(self) -> None:
-        self.compiled = Compiled()
-        self.first: list[Any] = []
-
-    @property
-    def arg_names(self) -> list[str]:
-        return ["source", "target", "count", "SIZE"]
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(*arguments: Any, **constants: Any) -> Compiled:
-            self.first.append((grid, arguments, constants))
-            return self.compiled
-
-        return launch
+from tests.runtime.device.stand_ins import Kernel
 
 
 def test_noted_launches_are_made_again_with_other_addresses_in_place() -> None:
