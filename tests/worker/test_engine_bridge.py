@@ -26,7 +26,7 @@ class CountingRunner:
 
     num_layers = 1
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int = 0) -> None:
         self.depth = depth
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepDone:
