@@ -15,7 +15,7 @@ import structlog
 from baton_proto.discovery import WorkerLoad
 from engine.core.engine import Engine, StepOutput
 from engine.core.loop import EngineLoop
-from worker.gathered_steps import GatheredSteps
+from engine.runners.gathered_steps import GatheredSteps
 
 T = TypeVar("T")
 
