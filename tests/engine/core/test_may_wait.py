@@ -58,3 +58,4 @@ def test_what_a_failed_step_says_does_not_wait() -> None:
     outputs = [engine.step() for _ in range(2)]
     assert not any(output.may_wait for output in outputs)
     assert [one.finish for output in outputs for one in output.outputs][-1] == "error"
+    assert sum(len(output.step_ms) for output in outputs) == 1, "the failed one has no time"
