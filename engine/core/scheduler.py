@@ -207,6 +207,7 @@ class Scheduler:
         for sequence in list(self.running):
             if len(items) == limit:
                 break
+            # Whose blocks have room needs no `_grow`, which would find the same.
             if sequence.is_decoding and (
                 sequence.num_tokens <= len(sequence.block_table) * size or self._grow(sequence)
             ):

@@ -113,7 +113,7 @@ class CudaRunner:
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
-        self._addresses: list[tuple[int, ...]] = []  # of the layers' caches and norms
+        self._addresses: list[dict[int, int]] = []  # of the layers' caches and norms
         self._logits = torch.empty(0)  # of the last graph that ran
         self._followed: tuple[StepShape, Tensor | None] | None = None  # the step that a DeviceDraw follows
         self._max_rows = max_rows

@@ -4,7 +4,7 @@ From layer to layer only the addresses of the cache and of the norms change then
 again with these, which spares the host the cutting of tensors and the look at some forty arguments, in each layer.
 """
 
-from collections.abc import Sequence as Run
+from collections.abc import Mapping, Sequence as Run
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -14,20 +14,23 @@ from engine.model.llama import Llama
 from runtime.device.quick_launch import NotedLaunches
 
 
-def layer_addresses(model: Llama, slab: Tensor) -> list[tuple[int, ...]]:
-    """By layer, what its attention reads or writes that is not another layer's: the cache, and the norms if any. Empty
-    when kernels of one layer are not compiled for another's alignment."""
+def layer_addresses(model: Llama, slab: Tensor) -> list[dict[int, int]]:
+    """By layer, what its attention reads or writes that is not another layer's, the cache and the norms if any: the
+    address that the first layer has for it -> its own. Empty when kernels of one layer are not compiled for another's
+    alignment."""
     addresses = []
     for layer in model.layers:
         norms = [] if layer.head_norms is None else [layer.head_norms.query, layer.head_norms.key]
-        addresses.append(tuple(tensor.data_ptr() for tensor in (slab[layer.index], *norms)))
-    return [] if any(address % 16 for layer in addresses for address in layer) else addresses
+        addresses.append([tensor.data_ptr() for tensor in (slab[layer.index], *norms)])
+    if any(address % 16 for layer in addresses for address in layer):
+        return []
+    return [dict(zip(addresses[0], layer, strict=True)) for layer in addresses]
 
 
 class RepeatedAttention:
     """Implements `engine.model.llama.Attend` for one step. Invariant: every layer gives the same `qkv`."""
 
-    def __init__(self, attend: StepAttention, mixed: Tensor, addresses: Run[tuple[int, ...]], *, whole: bool) -> None:
+    def __init__(self, attend: StepAttention, mixed: Tensor, addresses: Run[Mapping[int, int]], *, whole: bool) -> None:
         """mixed: [num_tokens, heads, head_dim], takes each layer's result. addresses: see `layer_addresses`; without
         them nothing is launched again. whole: whether all that attends is launched by `QuickLaunch`; else only what
         stores is launched again."""
@@ -41,7 +44,7 @@ class RepeatedAttention:
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         attend = self._attend
         attend.begin(layer)
-        others = dict(zip(self._addresses[0], self._addresses[layer], strict=True)) if self._addresses else {}
+        others = self._addresses[layer] if self._addresses else {}
         if self._stores is None or not self._stores.again(others):
             with self._stores or nullcontext():
                 self._queries = attend.backend.store(qkv, norms, attend.slab[layer], attend.metadata)

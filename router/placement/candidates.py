@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from router.index.match import NONE_LOWER
 from router.placement import cost
+from router.workers.account import NUM_COLUMNS
 from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
@@ -52,7 +53,9 @@ class Candidates(NamedTuple):
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
-NO_CANDIDATES: Final = Candidates((), np.empty(0, dtype=np.int32), np.empty((0, 8), dtype=np.int64), np.empty((0, 6)))
+NO_CANDIDATES: Final = Candidates(
+    (), np.empty(0, dtype=np.int32), np.empty((0, NUM_COLUMNS), dtype=np.int64), np.empty((0, 6))
+)
 NO_SHIPPER: Final = (math.inf, math.inf)
 
 

@@ -175,13 +175,15 @@ def choose(
     limits: requests and queued tokens of a candidate; tokens that one beside prefill workers may compute of a prompt;
         tokens of prompts in a step.
     knobs, of PlacementConfig: decode_steps, ship_ms, ship_token_ms, host_token_ms, disk_token_ms, delay_weight,
-        crowd_weight. dice: temperature; draw.
+        crowd_weight.
+    dice: temperature; draw.
     codes, filled here: reasons and barred [2, n]. costs, filled here: the terms, their sum, and the time to the first
         token [n, NUM_TERMS + 2].
     """
     cached, load, times, excluded, lower, restoring = columns
     decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
-    reasons, barred, can_ship = codes[0], codes[1], shipper[0] < math.inf
+    reasons, barred = codes[0], codes[1]
+    can_ship = shipper[0] < math.inf
     for i in range(len(cached)):
         barred[i] = _bar(load[i, 1], load[i, 0], len(excluded) > 0 and excluded[i], limits)
     waits, mean_ms, least_ms, count = _waits(load, times, now_us, barred)

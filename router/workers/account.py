@@ -26,6 +26,9 @@ class LoadView(NamedTuple):
     queued_prefill_pairs: int = 0  # each of these tokens with each token before it, for the cost of attention
 
 
+NUM_COLUMNS: Final = len(LoadView._fields) + 4  # of LoadLedger.columns
+
+
 class Totals(NamedTuple):
     """What one router has charged one worker."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
-from router.workers.account import NO_LIMIT, NOTHING, Account, LoadView, Totals
+from router.workers.account import NO_LIMIT, NOTHING, NUM_COLUMNS, Account, LoadView, Totals
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
@@ -136,7 +136,7 @@ class LoadLedger:
         self._clock = clock
         self._accounts: dict[WorkerKey, Account] = {}
         self._roster = Roster()  # of those with an account
-        self._columns = np.zeros((1, len(LoadView._fields) + 4), dtype=np.int64)  # by number; the last row is NOBODY's
+        self._columns = np.zeros((1, NUM_COLUMNS), dtype=np.int64)  # by number; the last row is NOBODY's
         self._stale: set[Account] = set()  # their rows in _columns are out of date
         self.num_routers = 1  # that charge these workers, this one included
         self._profile = astuple(times)

@@ -13,9 +13,12 @@ from typing import Any
 from torch import Tensor
 from triton.runtime import JITFunction
 
+Launch = tuple[Any, tuple[int, ...], list[Any]]
+"""(compiled kernel, grid, arguments)"""
+
 
 class _Noting(threading.local):
-    launches: "list[tuple[Any, tuple[int, ...], list[Any]]] | None" = None
+    launches: list[Launch] | None = None
 
 
 _noting = _Noting()
@@ -25,7 +28,7 @@ class NotedLaunches:
     """Launches of this thread under `with`, of which there is one: they can be made again."""
 
     def __init__(self) -> None:
-        self._launches: list[tuple[Any, tuple[int, ...], list[Any]]] = []  # (compiled kernel, grid, arguments)
+        self._launches: list[Launch] = []
 
     def __enter__(self) -> None:
         _noting.launches = self._launches

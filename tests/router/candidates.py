@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 from router.placement import placement
 from router.placement.candidates import Candidates, Request
 from router.placement.placement import Placement, Weighing
-from router.workers.account import NO_LIMIT
+from router.workers.account import NO_LIMIT, NUM_COLUMNS
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
@@ -63,7 +63,7 @@ def columns(rows: Sequence[Candidate]) -> Candidates:
     return Candidates(
         tuple(row.worker for row in rows),
         np.array([row.cached_blocks for row in rows], dtype=np.int32),
-        np.array(load, dtype=np.int64).reshape(len(rows), 8),
+        np.array(load, dtype=np.int64).reshape(len(rows), NUM_COLUMNS),
         np.array([astuple(row.times) for row in rows]).reshape(len(rows), 6),
         now_us=NOW_MS * 1000,
     )

@@ -2,7 +2,6 @@
 runner that makes tokens up."""
 
 import asyncio
-import itertools
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -76,7 +75,7 @@ async def test_step_outputs_arrive_on_the_event_loop_with_the_load_of_their_mome
     history.bridge.post(lambda engine: engine.add(sequence(3)))
     await asyncio.wait_for(history.finished.wait(), 30)
     *tokens, load = history.items
-    assert list(itertools.chain.from_iterable(tokens)) == [7, 7, 7]
+    assert tokens == [[7], [7], [7]]
     assert (load.running, load.steps, load.blocks_total) == (0, 3, 64)
     assert history.threads == {threading.get_ident()}
 

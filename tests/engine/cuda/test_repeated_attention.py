@@ -18,8 +18,7 @@ LAYERS, TOKENS, HEADS, SIZE = 3, 5, 4, 16
 class Backend:
     """Each call is one launch, of a kernel that is compiled already."""
 
-    def __init__(self, order: list[str]) -> None:
-        self.order = order
+    def __init__(self) -> None:
         self.kernels = {name: Kernel() for name in ("store", "prefill", "decode")}
         self.launches = {name: QuickLaunch(kernel) for name, kernel in self.kernels.items()}
         for launch in self.launches.values():
@@ -51,7 +50,7 @@ def test_every_layer_uses_its_own_cache_and_norms_and_tells_between_storing_and_
     with_addresses: bool, whole: bool, calls: int
 ) -> None:
     order: list[str] = []
-    backend = Backend(order)
+    backend = Backend()
     slab = torch.zeros(LAYERS, 2, 2, 2, 8, SIZE)
     norms = [HeadNorms(torch.ones(SIZE), torch.ones(SIZE), torch.ones(2, SIZE), 1e-6) for _ in range(LAYERS)]
     qkv, mixed = torch.zeros(TOKENS, HEADS + 2, SIZE), torch.zeros(TOKENS, HEADS, SIZE)
@@ -63,7 +62,8 @@ def test_every_layer_uses_its_own_cache_and_norms_and_tells_between_storing_and_
 
     attend = StepAttention(backend, None, slab, 3, told)
     addresses = [(slab[i].data_ptr(), norms[i].query.data_ptr(), norms[i].key.data_ptr()) for i in range(LAYERS)]
-    repeated = RepeatedAttention(attend, mixed, addresses if with_addresses else [], whole=whole)
+    others = [dict(zip(addresses[0], layer, strict=True)) for layer in addresses]
+    repeated = RepeatedAttention(attend, mixed, others if with_addresses else [], whole=whole)
     assert all(repeated(layer, qkv, norms[layer]) is mixed for layer in range(LAYERS))
     assert order == ["told 0", "told 1", "told 2"]
     assert backend.calls == calls

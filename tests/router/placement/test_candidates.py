@@ -9,6 +9,7 @@ from msgspec.structs import astuple
 
 from router.placement import cost
 from router.placement.candidates import NO_CANDIDATES, NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
+from router.workers.account import NUM_COLUMNS
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 
@@ -51,7 +52,7 @@ def weighed(role: str, rows: list[tuple[int, ...]], request: Request, config: Pl
     workers = Candidates(
         tuple((f"w{i}", 1) for i in range(len(rows))),
         np.array([row[0] for row in rows], dtype=np.int32),
-        np.array([(*row[1:], 0, 9999, 0, 0) for row in rows], dtype=np.int64).reshape(len(rows), 8),
+        np.array([(*row[1:], 0, 9999, 0, 0) for row in rows], dtype=np.int64).reshape(len(rows), NUM_COLUMNS),
         np.array([astuple(StepTimes())] * len(rows)),
     )
     shipper = NO_SHIPPER if role == "prefill" else (10.0, 8.0)
@@ -81,7 +82,7 @@ def test_each_candidate_tells_which_of_its_own_blocks_lie_in_host_memory_and_on_
     names = tuple((f"w{i}", 1) for i in range(3))
     lower = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32)
     times = np.array([astuple(StepTimes())] * 3)
-    workers = Candidates(names, np.full(3, 9, np.int32), np.full((3, 8), 9999, np.int64), times, lower)
+    workers = Candidates(names, np.full(3, 9, np.int32), np.full((3, NUM_COLUMNS), 9999, np.int64), times, lower)
     told = Weighed("prefill", Request(1000, 16), workers, CONFIG, random.Random(1), alone=True).costs()
     assert [one.lower_blocks for one in told] == [(1, 4), (2, 5), (3, 6)]
 
