@@ -1,10 +1,11 @@
 """How fast each worker is: the step-time model, fitted to the steps that its load reports time, and what it measured
 of restoring KV.
 
-A worker is as fast as the profile until it has reported ENOUGH steps. When the last RECENT steps of a kind take CHANGED
-times as long as expected, or as short, the worker has changed: the earlier ones are forgotten, and until ENOUGH new
-ones are there, the coefficients are those from before, so many times. In a step that does both, prompts took what the
-decodes did not take by the model. Event loop only.
+Until a worker has reported RECENT steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
+and without any of these as the profile: who is known to be slow must not lose to who only is not known. When the last
+RECENT steps of a kind take CHANGED times as long as expected, or as short, the worker has changed: the earlier ones are
+forgotten, and until ENOUGH new ones are there, the coefficients are those from before, so many times. In a step that
+does both, prompts took what the decodes did not take by the model. Event loop only.
 """
 
 from collections import deque
@@ -54,12 +55,26 @@ class _Steps:
         self.times = fitted(list(self.prefill), list(self.decode), self.profile, self.times if self.known else None)
         self.known = max(len(self.prefill), len(self.decode)) >= ENOUGH
 
+    @property
+    def seen(self) -> tuple[bool, bool]:
+        """Whether its steps with prompts and its decodes are enough to say anything."""
+        return len(self.prefill) >= RECENT, len(self.decode) >= RECENT
+
+    def expect(self, usual: StepTimes) -> None:
+        """What it has not shown is expected to be as usual."""
+        prefill, decode = self.seen
+        self.profile = StepTimes(
+            *(self.profile if prefill else usual).prefill, *(self.profile if decode else usual).decode
+        )
+        self.times = StepTimes(*(self.times if prefill else usual).prefill, *(self.times if decode else usual).decode)
+
 
 class StepSpeeds:
     def __init__(self, ledger: LoadLedger, profile: StepTimes) -> None:
         self._ledger = ledger
         self._profile = profile
         self._steps: dict[WorkerKey, _Steps] = {}
+        self._unseen: set[WorkerKey] = set()  # those that have not shown both kinds of steps
 
     def load_report(self, report: LoadReport) -> None:
         key = (report.worker_id, report.incarnation)
@@ -69,6 +84,8 @@ class StepSpeeds:
         steps = self._steps.get(key)
         if steps is None:
             steps = self._steps[key] = _Steps(self._profile)
+            self._unseen.add(key)
+            self._expect_usual()
         for step in report.steps:
             decode_ms = steps.times.decode_ms(step.sequences, step.context_tokens) if step.sequences else 0.0
             if step.prompt_tokens and step.step_ms > decode_ms:
@@ -81,6 +98,23 @@ class StepSpeeds:
             steps.notice_change()
             steps.fit()
             self._ledger.learn(key, steps.times)
+            if all(steps.seen):
+                self._unseen.discard(key)
+            self._expect_usual()
+
+    def _expect_usual(self) -> None:
+        """Of each kind the median of those that have shown it."""
+        if not self._unseen:
+            return
+        usual = list(astuple(self._profile))
+        for kind in (0, 1):
+            half = slice(3 * kind, 3 * kind + 3)
+            shown = [astuple(steps.times)[half] for steps in self._steps.values() if steps.seen[kind]]
+            if shown:
+                usual[half] = np.median(shown, axis=0).tolist()
+        for key in self._unseen:
+            self._steps[key].expect(StepTimes(*usual))
+            self._ledger.learn(key, self._steps[key].times)
 
     def slowness(self) -> list[tuple[tuple[str], float]]:
         """By worker: how long a step takes there, as a multiple of what it takes by the profile."""
@@ -90,3 +124,4 @@ class StepSpeeds:
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone."""
         self._steps.pop(worker, None)
+        self._unseen.discard(worker)

@@ -52,11 +52,10 @@ def test_a_step_without_prompts_and_decodes_or_shorter_than_its_decodes_alone_te
     assert StepTimes(*ledger.times((WORKER,))[0].tolist()) == PROFILE
 
 
-def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more_for_their_worker_alone() -> None:
-    other, ledger = ("e", 1), LoadLedger(16, 300.0, times=PROFILE)
+def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more() -> None:
+    ledger = LoadLedger(16, 300.0, times=PROFILE)
     speeds = StepSpeeds(ledger, PROFILE)
-    for worker in (WORKER, other):
-        ledger.report(worker, WorkerLoad())
+    ledger.report(WORKER, WorkerLoad())
 
     def after(count: int, step_ms: float) -> StepTimes:
         steps = [TimedStep(0, 0.0, 1 + i % 7, 100 * i, step_ms * (1 + i % 7)) for i in range(count)]
@@ -68,7 +67,42 @@ def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more_for_the
     assert first.decode_ms(4, 0) < 1.0
     assert after(REFIT_AFTER - 1, 0.2) == first
     assert after(1, 0.2) != first
-    assert StepTimes(*ledger.times((other,))[0].tolist()) == PROFILE
+
+
+def test_a_worker_that_has_shown_nothing_is_expected_to_be_as_fast_as_the_others_of_each_kind_of_step() -> None:
+    """Else a worker with the prefix, known to be slow as all are, loses to one without it that is not known yet."""
+    dice, ledger = random.Random(5), LoadLedger(16, 300.0, times=PROFILE)
+    speeds = StepSpeeds(ledger, PROFILE)
+    shown = {"a": 2.0, "b": 3.0, "c": 30.0}
+    for worker_id in (*shown, "before", "after"):
+        ledger.report((worker_id, 1), WorkerLoad())
+
+    def ratios(worker_id: str) -> list[float]:
+        times = StepTimes(*ledger.times(((worker_id, 1),))[0].tolist())
+        return [
+            times.prefill_ms(4000, 8e6) / PROFILE.prefill_ms(4000, 8e6),
+            times.decode_ms(32, 22_400) / PROFILE.decode_ms(32, 22_400),
+        ]
+
+    speeds.load_report(report([], "before"))
+    assert ratios("before") == [1.0, 1.0]
+    for worker_id, slower in shown.items():
+        prompts = [step(dice, prompts=True, decodes=False) for _ in range(WINDOW)]
+        steps = [replace(one, step_ms=one.step_ms * slower / 3) for one in prompts]
+        speeds.load_report(report(steps, worker_id))
+    assert ratios("before") == [pytest.approx(3.0, rel=0.02), 1.0], "nobody has decoded"
+    speeds.load_report(report([step(dice, prompts=False, decodes=True) for _ in range(WINDOW)], "b"))
+    speeds.load_report(report([], "after"))
+    for worker_id in ("before", "after"):
+        assert ratios(worker_id) == pytest.approx([3.0, 3.0], rel=0.02)
+    assert ratios("c") == pytest.approx([30.0, 3.0], rel=0.02), "what it has shown itself holds"
+    quick = [replace(one, step_ms=one.step_ms / 3) for one in prompts[:RECENT]]
+    speeds.load_report(report(quick, "after"))
+    assert ratios("after") == pytest.approx([1.0, 3.0], rel=0.15)
+    assert ratios("before") == pytest.approx([2.5, 3.0], rel=0.05), "the median of four"
+    speeds.forget(("before", 1))
+    speeds.load_report(report(prompts[:RECENT], "b"))
+    assert {worker_id for (worker_id,), _ in speeds.slowness()} == {*shown, "after"}
 
 
 def test_a_short_prompt_alone_takes_all_of_its_step() -> None:
