@@ -1,8 +1,9 @@
 """One run of a trace through a policy and simulated workers: discrete events, no waiting.
 
 Radix tree and load ledger are the router's own. It knows each worker's mean step times, as if it had been up for a
-while. Events reach the tree when their step ends. What a prefill worker has computed reaches the decode worker after
-the time that a link of 50 GB/s takes for what is not there yet.
+while. Events reach the tree when their step ends. A prompt goes to its prefill worker when the decode worker has blocks
+for its KV. What a prefill worker has computed reaches the decode worker after the time that a link of 50 GB/s takes for
+what was not there when its blocks were reserved.
 """
 
 import heapq
@@ -150,6 +151,7 @@ class Run:
         for key, worker in self.workers.items():
             self.router.ledger.report(key, worker.load())
             self.router.ledger.learn(key, worker.step_times)
+        self._coming_kv: dict[int, Job] = {}  # by request: those that prefill workers compute, on their decode workers
         self._serial = count()
         # (time, serial number, worker, None or the job whose KV arrives). Without a job it is the end of a step; such
         # an entry is skipped when the step was shortened.
@@ -160,10 +162,13 @@ class Run:
         self.router.now_s = now_s
         decode, prefill, charge = self.router.choose(request)
         job = new_job(request, self.fleet.block_size, now_s, charge)
-        job.decode = decode
         job.due_s = now_s + self.fleet.due_ms / 1e3
-        runs = decode if prefill is None else prefill
-        self._submit(runs, job, now_s)
+        if prefill is None:
+            self._submit(decode, job, now_s)
+        else:
+            job.decode, job.prefill, job.shipped = decode, prefill, True
+            self.workers[decode].reserve(job)
+            self._order_prompts(decode, now_s)
 
     def until(self, end_s: float) -> None:
         while self._coming and self._coming[0][0] <= end_s:
@@ -181,6 +186,14 @@ class Run:
         worker.submit(job, now_s)
         self._push(worker.begin(now_s) if worker.step is None else worker.step.end_s, key)
 
+    def _order_prompts(self, decode: WorkerKey, now_s: float) -> None:
+        """Has the prompts run for whose KV the decode worker has room by now."""
+        for job in self.workers[decode].reserved():
+            self._coming_kv[job.request.number] = job
+            prompt = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge)
+            prompt.due_s = job.due_s
+            self._submit(job.prefill, prompt, now_s)
+
     def _push(self, at_s: float | None, key: WorkerKey, job: Job | None = None) -> None:
         if at_s is not None:
             heapq.heappush(self._coming, (at_s, next(self._serial), key, job))
@@ -188,11 +201,11 @@ class Run:
     def _end_step(self, key: WorkerKey, worker: SimulatedWorker, now_s: float) -> None:
         ended = worker.end()
         self.router.learn(key, ended.events)
-        for job in ended.shipped:
-            arrived = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge)
-            arrived.found_tokens, arrived.shipped = job.sequence.num_cached_tokens, True
-            missing = job.request.prompt_tokens - self.workers[job.decode].blocks.cached_tokens(arrived.sequence)
-            self._push(now_s + missing * SHIP_TOKEN_MS / 1e3, job.decode, arrived)
+        for prompt in ended.shipped:
+            job = self._coming_kv.pop(prompt.request.number)
+            job.found_tokens = prompt.sequence.num_cached_tokens
+            missing = job.request.prompt_tokens - job.sequence.num_cached_tokens
+            self._push(now_s + missing * SHIP_TOKEN_MS / 1e3, job.decode, job)
         for job in ended.first_tokens:
             self.note(job)
             self.router.first_token(job.request)
@@ -200,6 +213,7 @@ class Run:
             job.charge.grow(job.sequence.num_tokens)
         for job in ended.finished:
             job.charge.release()
+        self._order_prompts(key, now_s)
         self.router.ledger.report(key, worker.load())
 
     def note(self, job: Job) -> None:

@@ -66,7 +66,8 @@ class Job:
     sequence: Sequence
     charge: Charge
     decode: WorkerKey = ("", 0)  # the worker that decodes it
-    shipped: bool = False  # its KV has come from a prefill worker
+    prefill: WorkerKey = ("", 0)  # the worker that runs its prompt, if it is another
+    shipped: bool = False  # its KV comes from a prefill worker
     found_tokens: int = 0  # in that worker's cache
     first_token_s: float = 0.0
     due_s: float = math.inf  # when its first token is due
@@ -114,7 +115,9 @@ class SimulatedWorker:
         self.step: Step | None = None
         self._config = config
         self._prefills_only, self._noise, self.dice = prefills_only, noise, dice or random.Random()
-        self._arrived: deque[Job] = deque()  # with the KV of their prompts, for which there is no room yet
+        self._unreserved: deque[Job] = deque()  # there is no room yet for the KV of their prompts
+        self._num_coming = 0  # whose KV a prefill worker computes or ships: their blocks are reserved
+        self._arrived: list[Job] = []  # with the KV of their prompts
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
@@ -128,8 +131,24 @@ class SimulatedWorker:
     def submit(self, job: Job, now_s: float) -> None:
         """Queues the job. A run of decode steps ends with the single step that is under way."""
         (self._arrived if job.shipped else self._waiting).append(job)
+        self._num_coming -= job.shipped
         if self.step is not None and not self.step.chunks:
             self._shorten(self.step, now_s)
+
+    def reserve(self, job: Job) -> None:
+        """Asks for blocks for KV that a prefill worker will ship."""
+        self._unreserved.append(job)
+
+    def reserved(self) -> list[Job]:
+        """Those that have been given blocks by now, in order."""
+        jobs = []
+        while self._unreserved:
+            keep = len(self._decoding) + self._num_coming + 1
+            if not self.blocks.allocate(self._unreserved[0].sequence, keep_available=keep):
+                break
+            jobs.append(self._unreserved.popleft())
+            self._num_coming += 1
+        return jobs
 
     def begin(self, now_s: float) -> float | None:
         """Starts the next step. Returns when the step ends, None when there is nothing to do."""
@@ -190,7 +209,7 @@ class SimulatedWorker:
         )
         return WorkerLoad(
             running=len(self._prefilling) + len(self._decoding),
-            waiting=len(self._waiting) + len(self._arrived),
+            waiting=len(self._waiting) + len(self._unreserved) + len(self._arrived),
             blocks_used=self.blocks.num_used,
             blocks_total=self.blocks.num_blocks,
             queued_prefill_tokens=queued,
@@ -198,16 +217,14 @@ class SimulatedWorker:
         )
 
     def _land(self) -> bool:
-        """Takes in what has arrived from prefill workers, in order, as far as there is room. Its first token comes with
-        the next step."""
-        landed = False
-        while self._arrived and self.blocks.allocate(self._arrived[0].sequence, keep_available=len(self._decoding) + 1):
-            job = self._arrived.popleft()
+        """Takes in what has arrived from prefill workers. Its first token comes with the next step."""
+        landed = bool(self._arrived)
+        for job in self._arrived:
             job.sequence.num_computed_tokens = job.request.prompt_tokens - 1
             self.blocks.commit(job.sequence)
             self._decoding.append(job)
             self._context += job.sequence.num_tokens
-            landed = True
+        self._arrived.clear()
         return landed
 
     # --- steps --------------------------------------------------------------------------------------------------------

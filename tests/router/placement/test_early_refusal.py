@@ -159,8 +159,9 @@ class Dice(random.Random):
 
 
 def test_a_late_request_is_weighed_again_only_where_a_prefill_worker_takes_it() -> None:
+    config = PlacementConfig(prefill_queue_tokens=10**6)
     idle, full = Candidate(("d", 1), 0, 0, 0), Candidate(("p", 1), 0, 10**6, 0)
     for prefill, draws in (([], 1), ([full], 2), ([full, Candidate(("q", 1), 0, 0, 0)], 4)):
         dice = Dice(1)
-        weigh(FACTS, [idle], prefill, CONFIG, dice, due_ms=1.0)
+        weigh(FACTS, [idle], prefill, config, dice, due_ms=1.0)
         assert dice.draws == draws

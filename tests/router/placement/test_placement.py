@@ -411,14 +411,25 @@ def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() 
 def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_run_one_each() -> None:
     full = [candidate("p0", queued=16384), candidate("p1", queued=20000)]
     decode = [candidate("prompt", queued=1), candidate("busy", requests=64), candidate("free", active=500, requests=6)]
-    placement = place(request(5000), decode, full, CONFIG, random.Random())
+    config = replace(CONFIG, prefill_queue_tokens=16384)
+    placement = place(request(5000), decode, full, config, random.Random())
     assert placement is not None
     assert (placement.decode[0], placement.prefill, placement.reason) == ("free", None, FULL)
     assert [cost.barred for cost in placement.costs] == [QUEUE_FULL] * 2 + [NOBODY_SHIPS] + [FREE] * 2
-    assert place(request(5000), decode[:1], full, CONFIG, random.Random()) is None
+    assert place(request(5000), decode[:1], full, config, random.Random()) is None
 
 
-@pytest.mark.parametrize("config", [replace(CONFIG, local_prefill_tokens=n) for n in (0, 100)])
+def test_a_prefill_worker_with_a_long_queue_gets_the_prompt_whose_prefix_it_holds() -> None:
+    """With a limit to the queue, a fleet full of long prompts computed most of them again, each on whoever was free."""
+    prefill = [candidate("holds", cached=1800, queued=60_000), candidate("other", queued=58_000)]
+    placement = place(request(30_000), [candidate("d", queued=60_000)], prefill, CONFIG, random.Random())
+    assert placement is not None
+    assert placement.prefill == ("holds", 1)
+
+
+@pytest.mark.parametrize(
+    "config", [replace(CONFIG, local_prefill_tokens=n, prefill_queue_tokens=16384) for n in (0, 100)]
+)
 def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_may_not_run_it(config: PlacementConfig) -> None:
     full = [candidate("p", queued=16384)]
     assert place(request(5000), [candidate("d")], full, config, random.Random()) is None
