@@ -92,16 +92,14 @@ class Router:
         expectation = self._expected.expect(prefill or decode, request.block_hashes, int(held))
         if expectation is not None:
             self._expectations[request.number] = expectation
-        cached = min(int(held), (request.prompt_tokens - 1) // self._block_size)
-        uncached = request.prompt_tokens - cached * self._block_size
-        return (
-            decode,
-            prefill,
-            self.ledger.charge(
-                *(str(request.number), decode, prefill, request.prompt_tokens, uncached),
-                is_dated=self._due_ms < math.inf,
-            ),
+        most = (request.prompt_tokens - 1) // self._block_size
+        charge = self.ledger.charge(
+            *(str(request.number), decode, prefill, request.prompt_tokens),
+            request.prompt_tokens - min(int(held), most) * self._block_size,
+            held_blocks=min(int(question.decode.cached[answer.decode]), most),
+            is_dated=self._due_ms < math.inf,
         )
+        return decode, prefill, charge
 
     def question(self, request: TraceRequest) -> Question:
         match = self.tree.find(request.block_hashes)

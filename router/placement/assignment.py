@@ -104,7 +104,8 @@ class Assigner:
         self._hits.count(reused)
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         runs = (placement.decode, placement.prefill, request.num_tokens, uncached)
-        charge = self._ledger.charge(request_id, *runs, is_dated=request.is_dated)
+        held = weighing.decode.cached_blocks(weighing.decode.chosen)[0]
+        charge = self._ledger.charge(request_id, *runs, held_blocks=held, is_dated=request.is_dated)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)

@@ -44,7 +44,7 @@ class Candidates(NamedTuple):
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
-    load: NDArray[np.int64]  # [n, 7], see LoadLedger.columns
+    load: NDArray[np.int64]  # [n, 9], see LoadLedger.columns
     times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock

@@ -165,7 +165,7 @@ def choose(
 
     Equal costs are decided by `draw` from [0, 1). Above temperature 0 the draw is from the softmax over
     -(total - lowest) / (highest - lowest) / temperature.
-    columns: cached blocks [n]; load [n, 8], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
+    columns: cached blocks [n]; load [n, 9], see LoadLedger.columns; step times [n, 6] as StepTimes' fields;
         excluded [n], [0] for none; those of the cached blocks in host memory and on disk [2, n], [2, 0] for none; ms
         that a token takes from there [n, 2], 0: as configured, [0, 2] for all.
     alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
@@ -200,8 +200,8 @@ def choose(
         own = _prefill_time(times[i, 0], times[i, 1], times[i, 2], uncached, pairs)
         step = _decode_time(times[i, 3], times[i, 4], times[i, 5], requests, max(0, load[i, 2] * block_size - queued))
         costs[i, DECODE] = decode_steps * step if decodes and requests else 0.0
-        # Until so many blocks have come free that there is room for it and those before it.
-        room_ms = max(0.0, (queued + uncached) / block_size - load[i, 5]) * load[i, 6] / 1e3
+        # Until so many blocks have come free that there is room for it and those before it, beside what must be left.
+        room_ms = max(0.0, (queued + uncached) / block_size + load[i, 8] - load[i, 5]) * load[i, 6] / 1e3
         wait = max(waits[i], room_ms)
         costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = wait, own, 0.0
         share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0

@@ -9,8 +9,9 @@ that costs others:
     + 0.5 * uncached part of the prompt * min(8, blocks in use / unused blocks)
 
 Times follow from the worker's own step times, attention included. The prompt in computation counts with what is left of
-it. Blocks come free as fast as lately; in the mean, a faster worker's queue counts for more. What later prompts wait
-and what is evicted make a cached prefix worth the more, the fuller the workers; where all idle, the first token wins.
+it. Blocks come free as fast as lately, and a prompt must leave one for each running request, which may need it soon. In
+the mean, a faster worker's queue counts for more. What later prompts wait and what is evicted make a cached prefix
+worth the more, the fuller the workers; where all idle, the first token wins.
 
 Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
 prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs

@@ -6,13 +6,13 @@ is charged in full until its first token, but the report knows how much of it is
 waiting prompt in full, but its charge leaves out what is cached. Prompts that the report may not know yet count fully.
 """
 
-from math import exp
+from math import exp, inf
 from typing import Final, NamedTuple
 
 from baton_proto.discovery import WorkerLoad
 from runtime.discovery.worker_key import WorkerKey
 
-FREEING_S: Final = 10.0  # the time over which it is seen how fast a worker frees its blocks
+FREEING_S: Final = 10.0  # the time over which it is seen how fast a worker's blocks come free
 NO_LIMIT: Final = 2**31 - 1  # blocks: the worker has not reported how many it has
 REPORT_DELAY_S: Final = 0.2  # a report may not know what was charged so shortly before it came
 
@@ -26,7 +26,7 @@ class LoadView(NamedTuple):
     queued_prefill_pairs: int = 0  # each of these tokens with each token before it, for the cost of attention
 
 
-NUM_COLUMNS: Final = len(LoadView._fields) + 4  # of LoadLedger.columns
+NUM_COLUMNS: Final = len(LoadView._fields) + 5  # of LoadLedger.columns
 
 
 class Totals(NamedTuple):
@@ -81,8 +81,9 @@ class Account:
     """What is known of one worker's load."""
 
     __slots__ = (
+        "_ended_s",
+        "_freed",
         "_freed_s",
-        "_freeing",
         "_since_s",
         "blocks",
         "by_router",
@@ -106,29 +107,43 @@ class Account:
         self.reported = WorkerLoad()
         self.step_began_s = 0.0  # a report comes when a step ends, and the next one begins
         self._since_s = 0.0  # when the period began
-        self._freeing = self._freed_s = 0.0  # blocks that ended requests have freed lately, and when last
+        self._freed = self._freed_s = 0.0  # blocks that have come free lately, and when that was counted last
+        self._ended_s = -inf  # when a request ended last
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
+        if self.reported.blocks_total:
+            self._count_freed(self.reported.blocks_used - load.blocks_used, now_s)
         self.reported, self.step_began_s = load, now_s
         if now_s - self._since_s >= REPORT_DELAY_S:
             self._since_s = now_s
             self.tokens.begin_period()
             self.pairs.begin_period()
 
-    def free(self, blocks: int, now_s: float) -> None:
-        """A request has ended, which had so many blocks of its own."""
-        self._freeing = self._freeing * exp((self._freed_s - now_s) / FREEING_S) + blocks
-        self._freed_s = now_s
+    def take_blocks(self, blocks: int, now_s: float) -> None:
+        """Prompts have taken so many blocks. By how much less the use has risen, as many have come free. So what others
+        still share has not come free, and what running requests have grown is taken off."""
+        self._count_freed(blocks, now_s)
 
-    def room(self, now_s: float) -> tuple[int, int, int]:
-        """Blocks that nobody uses, in how many us one more comes free, and blocks in use. 0 us: nothing ended lately,
-        so nobody knows how soon. No limit: the worker does not say how many it has."""
+    def end_request(self, now_s: float) -> None:
+        self._ended_s = now_s
+
+    def room(self, now_s: float) -> tuple[int, int, int, int]:
+        """Blocks that nobody uses, in how many us one more comes free, blocks in use, and how many of the unused ones
+        prompts must leave: each running request may need one soon. 0 us: nothing ended lately, so nobody knows how
+        soon. No limit: the worker does not say how many it has."""
         reported = self.reported
         if not reported.blocks_total:
-            return NO_LIMIT, 0, 0
-        knows = self._freeing >= 1 and now_s - self._freed_s <= FREEING_S
-        freed_us = int(FREEING_S * 1e6 / self._freeing) if knows else 0
-        return reported.blocks_total - reported.blocks_used, freed_us, reported.blocks_used
+            return NO_LIMIT, 0, 0, 0
+        freed_us = 0
+        if now_s - self._ended_s <= FREEING_S:
+            freed_us = int(FREEING_S * 1e6 / max(1.0, self._freed * exp((self._freed_s - now_s) / FREEING_S)))
+        unused = reported.blocks_total - reported.blocks_used
+        return unused, freed_us, reported.blocks_used, reported.running
+
+    def _count_freed(self, blocks: int, now_s: float) -> None:
+        if blocks:
+            self._freed = self._freed * exp((self._freed_s - now_s) / FREEING_S) + blocks
+            self._freed_s = now_s
 
     @property
     def queues(self) -> bool:

@@ -30,7 +30,7 @@ class Charge:
     """What one request costs its workers, until `release` or the end of `with`. Releasing it again has no effect."""
 
     __slots__ = (
-        *("_blocks", "_cached_blocks", "_decode", "_ledger", "_prefill", "_prefill_pairs", "_prefill_tokens"),
+        *("_blocks", "_decode", "_ledger", "_new_blocks", "_prefill", "_prefill_pairs", "_prefill_tokens"),
         *("_undated", "expires_s", "request_id"),
     )
 
@@ -41,6 +41,7 @@ class Charge:
         decode: Account,
         prefill: Account,
         blocks: int,
+        new_blocks: int,
         prefill_tokens: int,
         prefill_pairs: int,
         is_dated: bool,
@@ -51,7 +52,7 @@ class Charge:
         self._decode = decode
         self._prefill = prefill  # the decode worker's own account when it runs the prompt
         self._blocks = blocks
-        self._cached_blocks = blocks - ledger.blocks_of(prefill_tokens)
+        self._new_blocks = new_blocks  # of these, taken for the prompt
         self._prefill_tokens = prefill_tokens
         self._prefill_pairs = prefill_pairs
         decode.requests += 1
@@ -66,6 +67,7 @@ class Charge:
         """At the first token."""
         if self._prefill_tokens:
             self._take_off_prefill()
+            self._ledger.blocks_taken(self._decode, self._new_blocks)
             self._ledger.step_begins(self._prefill)
             self._ledger.relieved()
 
@@ -87,7 +89,7 @@ class Charge:
         """Takes the charge off its workers' accounts. The ledger has dropped it."""
         self._decode.requests -= 1
         self._decode.blocks -= self._blocks
-        self._ledger.freed(self._decode, self._blocks - self._cached_blocks)
+        self._ledger.ended(self._decode)
         self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
 
@@ -152,10 +154,12 @@ class LoadLedger:
         num_tokens: int,
         prefill_tokens: int,
         *,
+        held_blocks: int = 0,
         is_dated: bool = False,
     ) -> Charge:
-        """Charges blocks for `num_tokens` to the decode worker, and computing the last `prefill_tokens` of them to the
-        worker that runs the prompt; `prefill` None: the decode worker runs it. `is_dated`: its first token is due."""
+        """Charges blocks for `num_tokens` to the decode worker, which has `held_blocks` of them cached, and computing
+        the last `prefill_tokens` to the worker that runs the prompt; `prefill` None: the decode worker runs it.
+        `is_dated`: its first token is due."""
         decode_account = self._account(decode)
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
@@ -163,7 +167,8 @@ class LoadLedger:
         now_s = self._clock()
         if not prefill_account.queues:
             self.step_begins(prefill_account)
-        charge = Charge(self, request_id, decode_account, prefill_account, blocks, prefill_tokens, pairs, is_dated)
+        amounts = (blocks, blocks - held_blocks, prefill_tokens, pairs)
+        charge = Charge(self, request_id, decode_account, prefill_account, *amounts, is_dated)
         charge.expires_s = now_s + self._charge_ttl_s
         self._charges[charge] = None
         return charge
@@ -188,7 +193,7 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...], *, is_dated: bool = False) -> NDArray[np.int64]:
-        """The loads of the workers, [n, 8]: LoadView's fields, when the present step began, in us of the clock, and
+        """The loads of the workers, [n, 9]: LoadView's fields, when the present step began, in us of the clock, and
         Account.room. `is_dated`: of prompts, what goes before one whose first token is due."""
         self.expire()
         self._write_down()
@@ -274,9 +279,13 @@ class LoadLedger:
         account.step_began_s = self._clock()
         self.changed(account)
 
-    def freed(self, account: Account, blocks: int) -> None:
-        """A request has ended, which had so many blocks of its own. Other routers are taken to free as many."""
-        account.free(blocks * self.num_routers, self._clock())
+    def blocks_taken(self, account: Account, blocks: int) -> None:
+        """A prompt has its first token, for which the worker took so many blocks. Prompts of other routers are taken
+        to have taken as many."""
+        account.take_blocks(blocks * self.num_routers, self._clock())
+
+    def ended(self, account: Account) -> None:
+        account.end_request(self._clock())
 
     def expire(self) -> None:
         """Drops charges that nobody released or renewed for `charge_ttl_s`."""

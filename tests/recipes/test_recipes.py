@@ -113,7 +113,7 @@ from router.placement.placement import weigh
 import numpy as np
 
 assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
-load = np.array([[2, 0, 0, 0, 0, 99, 0, 0]])
+load = np.array([[2, 0, 0, 0, 0, 99, 0, 0, 0]])
 decode = Candidates((("d", 1),), np.zeros(1, dtype=np.int32), load, np.ones((1, 6)))
 weighing = weigh(Request(100, 16), decode, NO_CANDIDATES, PlacementConfig(toy_ms=3.0), random.Random())
 assert weighing.costs()[0].terms[TOY] == 6.0

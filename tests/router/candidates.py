@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     queued_prefill_pairs: int = 0
     times: StepTimes = TIMES
     step_began_ms: int = 0  # now it is 1,000,000; 0: just now
-    room: tuple[int, int, int] = (NO_LIMIT, 0, 0)  # see Account.room
+    room: tuple[int, int, int, int] = (NO_LIMIT, 0, 0, 0)  # see Account.room
 
 
 def place(

@@ -17,6 +17,7 @@ from router.placement.assignment import Assigner
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import ExpectedPrefixes
 from router.text.tokenizer import Tokenizer
+from router.workers.account import FREEING_S
 from router.workers.step_speed import StepSpeeds
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 from runtime.config.serving import PlacementConfig
@@ -131,3 +132,18 @@ async def test_a_prompt_whose_prefix_is_on_its_way_waits_until_it_is_there_or_go
         assert sooner is not None
         assert sooner.decode == other
         first.release()
+
+
+async def test_a_prompt_that_is_shipped_takes_the_blocks_that_its_decode_worker_lacks(tokenizer: Tokenizer) -> None:
+    decode, prefill = ("d0", 1), ("p0", 1)
+    async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("p0", role="prefill")) as router:
+        index = Holdings({decode: 12, prefill: 36})
+        assigner = Assigner(router.pool, index, router.ledger, CONFIG, random.Random(0))
+        router.ledger.report(decode, WorkerLoad(blocks_total=1000))
+        assignment = assigner.assign("r", Request(NUM_TOKENS, 16), NUM_TOKENS, np.arange(40, dtype=np.uint64))
+        assert assignment is not None
+        assert assignment.placement.prefill == prefill
+        assignment.prefill_done()
+        assignment.release()
+        freed_us = router.ledger.columns((decode,))[0, 6]
+        assert freed_us == pytest.approx(FREEING_S * 1e6 / (40 - 12), rel=0.1)

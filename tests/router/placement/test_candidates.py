@@ -52,7 +52,7 @@ def weighed(role: str, rows: list[tuple[int, ...]], request: Request, config: Pl
     workers = Candidates(
         tuple((f"w{i}", 1) for i in range(len(rows))),
         np.array([row[0] for row in rows], dtype=np.int32),
-        np.array([(*row[1:], 0, 9999, 0, 0) for row in rows], dtype=np.int64).reshape(len(rows), NUM_COLUMNS),
+        np.array([(*row[1:], 0, 9999, 0, 0, 0) for row in rows], dtype=np.int64).reshape(len(rows), NUM_COLUMNS),
         np.array([astuple(StepTimes())] * len(rows)),
     )
     shipper = NO_SHIPPER if role == "prefill" else (10.0, 8.0)

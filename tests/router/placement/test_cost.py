@@ -28,7 +28,7 @@ TIMES = msgspec.structs.astuple(StepTimes())
 def weighed(kind: str, config: PlacementConfig = CONFIG) -> Weighed:
     """Two workers that have some of everything; of what they hold, two blocks lie in host memory and one on disk. A
     decode worker receives the prompt's KV."""
-    load = np.array([[3, 400, 70, 9000, 0, 60, 500, 0]] * 2, dtype=np.int64)
+    load = np.array([[3, 400, 70, 9000, 0, 60, 500, 0, 3]] * 2, dtype=np.int64)
     lower = np.array([[2, 2], [1, 1]], dtype=np.int32)
     workers = Candidates(
         (("a", 1), ("b", 1)), np.array([5, 7], dtype=np.int32), load, np.array([TIMES] * 2), lower, 2_000
@@ -53,7 +53,7 @@ def thrown(
 ) -> Weighed:
     """Workers that prefill and decode, named by their place, which differ in running requests alone."""
     n = len(running)
-    load = np.array([[count, 0, 0, 0, 0, 999, 0, 0] for count in running], dtype=np.int64)
+    load = np.array([[count, 0, 0, 0, 0, 999, 0, 0, 0] for count in running], dtype=np.int64)
     names = tuple((str(i), 1) for i in range(n))
     workers = Candidates(names, np.zeros(n, dtype=np.int32), load, np.array([TIMES] * n).reshape(n, 6))
     request = Request(1000, 16, frozenset((str(i), 1) for i in excluded))
@@ -129,7 +129,7 @@ def restored(
     """A worker with blocks in host memory and on disk. A decode worker receives the prompt."""
     config = msgspec.structs.replace(CONFIG, local_prefill_tokens=0, **changes)
     lower = np.array([[host], [disk]], dtype=np.int32)
-    column, load = np.array([cached], dtype=np.int32), np.array([[0, 0, 0, 0, 0, 9999, 0, 0]], dtype=np.int64)
+    column, load = np.array([cached], dtype=np.int32), np.array([[0, 0, 0, 0, 0, 9999, 0, 0, 0]], dtype=np.int64)
     workers = Candidates((("a", 1),), column, load, np.array([TIMES]), lower)
     shipper = (20.0, 15.0) if kind == "decode" else NO_SHIPPER
     return Weighed(
@@ -176,7 +176,7 @@ def test_a_hit_in_a_lower_tier_is_never_dearer_than_none(kind: str) -> None:
 def queues(queued: list[int], times: list[StepTimes], num_tokens: int = 1000) -> Weighed:
     """Workers that prefill and decode and whose last step began just now."""
     n = len(queued)
-    load = np.array([[0, tokens, 0, 0, 0, 9999, 0, 0] for tokens in queued], dtype=np.int64)
+    load = np.array([[0, tokens, 0, 0, 0, 9999, 0, 0, 0] for tokens in queued], dtype=np.int64)
     names, rows = tuple((str(i), 1) for i in range(n)), np.array([msgspec.structs.astuple(one) for one in times])
     workers = Candidates(names, np.zeros(n, dtype=np.int32), load, rows)
     return Weighed("decode", Request(num_tokens, 16), workers, CONFIG, Dice(0.0), alone=True)
@@ -193,10 +193,10 @@ def test_a_prompt_evicts_what_is_missed_the_sooner_the_less_a_worker_has_left_to
     """Whole, it takes 20.6 ms. Of the last worker 10,000 queued tokens are going to fill what is left."""
     load = np.array(
         [
-            [1, 0, 0, 0, 0, 800, 0, 0],
-            [1, 0, 200, 0, 0, 600, 0, 200],
-            [1, 0, 400, 0, 0, 400, 0, 400],
-            [1, 10_000, 700, 0, 0, 100, 0, 700],
+            [1, 0, 0, 0, 0, 800, 0, 0, 9],
+            [1, 0, 200, 0, 0, 600, 0, 200, 9],
+            [1, 0, 400, 0, 0, 400, 0, 400, 9],
+            [1, 10_000, 700, 0, 0, 100, 0, 700, 9],
         ]
     )
     names, times = tuple((str(i), 1) for i in range(4)), np.array([msgspec.structs.astuple(StepTimes())] * 4)
@@ -222,7 +222,7 @@ def test_others_wait_for_a_prompt_of_a_fraction_of_a_ms_and_not_for_one_whose_to
 def test_when_nobody_is_in_time_the_soonest_is_chosen_and_not_the_cheapest() -> None:
     """The prompt is computed in 20.6 ms: at once beside 30 requests, or behind a queue of 6 ms."""
     full, cheapest, soonest = [[0, 9999], [0, 1], [30, 0]]
-    load = np.array([[*row, 0, 0, 0, 9999, 0, 0] for row in (full, cheapest, soonest)], dtype=np.int64)
+    load = np.array([[*row, 0, 0, 0, 9999, 0, 0, 0] for row in (full, cheapest, soonest)], dtype=np.int64)
     times = np.array([msgspec.structs.astuple(StepTimes(decode_floor_ms=2.0, decode_sequence_ms=0.0))] * 3)
     workers = Candidates(tuple((name, 1) for name in "012"), np.zeros(3, dtype=np.int32), load, times)
     for due_ms, chosen in ((0.0, 2), (23.6, 2), (1e3, 1)):
@@ -235,7 +235,7 @@ def beside(
 ) -> Cost:
     """An idle decode worker beside prefill workers; some of the prompt may lie on its disk. The rest takes 6 ms."""
     lower = np.array([[0], [disk]], dtype=np.int32)
-    load = np.array([[0, 0, 0, 0, 0, 9999, 0, 0]], dtype=np.int64)
+    load = np.array([[0, 0, 0, 0, 0, 9999, 0, 0, 0]], dtype=np.int64)
     workers = Candidates((("a", 1),), np.array([disk], dtype=np.int32), load, np.array([TIMES]), lower)
     config = msgspec.structs.replace(CONFIG, **changes)
     return Weighed(

@@ -98,7 +98,7 @@ def test_a_prompt_is_shipped_by_a_worker_that_is_in_time_however_cheap_one_is_th
 
 
 def test_a_cheap_prefill_worker_is_passed_where_the_decode_workers_part_of_the_way_makes_it_late() -> None:
-    decode = [Candidate(("d", 1), 0, 0, 0, room=(0, 200, 0))]  # each block comes free after 0.2 ms
+    decode = [Candidate(("d", 1), 0, 0, 0, room=(0, 200, 0, 0))]  # each block comes free after 0.2 ms
     prefill = [Candidate(("dear", 1), 365, 15910, 0), Candidate(("soon", 1), 104, 3120, 0)]
     config = PlacementConfig(local_prefill_tokens=0)
     ttft_ms = {}

@@ -48,7 +48,7 @@ def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]
     cached, queued, active = st.integers(0, 200), st.just(0) | st.integers(0, 20_000), st.integers(0, 2000)
     loads = st.tuples(cached, queued, active, st.integers(0, 10), st.integers(0, 10**9))
     times, began_ms = st.sampled_from([TIMES, StepTimes(12.0, 0.04, 2e-6, 9.0, 0.05, 1e-4)]), st.integers(-900, 0)
-    rooms = st.tuples(st.integers(0, 3000), st.integers(0, 20_000), st.integers(0, 3000))
+    rooms = st.tuples(st.integers(0, 3000), st.integers(0, 20_000), st.integers(0, 3000), st.integers(0, 300))
     rows = st.lists(st.tuples(loads, times, began_ms, rooms), min_size=min_size, max_size=8)
     return rows.map(
         lambda rows: [
@@ -97,7 +97,8 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         return abs(prompts(c) - (NOW_MS - c.step_began_ms)) if c.queued_prefill_tokens else 0.0
 
     def room(c: Candidate) -> float:
-        return max(0, (c.queued_prefill_tokens + uncached(c)) / BLOCK_SIZE - c.room[0]) * c.room[1] / 1e3
+        unused, freed_us, _, kept = c.room
+        return max(0, (c.queued_prefill_tokens + uncached(c)) / BLOCK_SIZE + kept - unused) * freed_us / 1e3
 
     def own(c: Candidate) -> float:
         return c.times.prefill_ms(uncached(c), pairs(c))
@@ -230,8 +231,8 @@ def test_what_decode_steps_cost_does_not_change_when_the_first_token_is_expected
 def test_a_prompt_waits_until_there_is_room_for_its_blocks_or_goes_where_there_is_some(
     prefill: list[Candidate],
 ) -> None:
-    """Of the 100 blocks that it needs, 40 are free, and one more comes free every 5 ms."""
-    full = candidate("full", requests=1, room=(40, 5000, 0))
+    """Of the 100 blocks that it needs, 47 are free, 7 of which it must leave; one more comes free every 5 ms."""
+    full = candidate("full", requests=1, room=(47, 5000, 0, 7))
     config = replace(CONFIG, local_prefill_tokens=0)
     placement = place(request(1600), [full, candidate("busy", requests=20)], prefill, config, random.Random())
     assert placement is not None

@@ -1,9 +1,11 @@
 """One worker's load: what was charged against what was reported."""
 
+import math
+
 import pytest
 
 from baton_proto.discovery import WorkerLoad
-from router.workers.account import NO_LIMIT, NOTHING, REPORT_DELAY_S, Account, LoadView, Totals
+from router.workers.account import FREEING_S, NO_LIMIT, NOTHING, REPORT_DELAY_S, Account, LoadView, Totals
 
 LATER_S = 100.0
 
@@ -153,17 +155,40 @@ def test_a_router_that_charged_nothing_may_leave() -> None:
     assert (books.foreign, books.by_router) == (NOTHING, {})
 
 
-def test_how_fast_blocks_come_free_is_seen_from_the_requests_that_end_and_room_from_the_report() -> None:
+def test_blocks_come_free_as_fast_as_prompts_take_them_less_what_their_use_has_risen() -> None:
+    """Each second prompts take 30 blocks, and the use rises by 10 until it stays: others have freed 20, and then 30."""
     books = account()
-    books.take_report(WorkerLoad(blocks_used=90, blocks_total=100), LATER_S)
-    assert books.room(LATER_S) == (10, 0, 90), "none has ended"
     for second in range(100):
-        books.free(20, LATER_S + second)
-    blocks, freed_us, used = books.room(LATER_S + 99)
-    assert (blocks, freed_us, used) == (10, pytest.approx(1e6 / 20, rel=0.1), 90)
-    for second in range(100, 200, 2):
-        books.free(20, LATER_S + second)
-    assert books.room(LATER_S + 199) == (10, pytest.approx(2e6 / 20, rel=0.15), 90)
-    assert books.room(LATER_S + 250) == (10, 0, 90), "none has ended lately"
-    books.take_report(WorkerLoad(blocks_used=90), LATER_S)
-    assert books.room(LATER_S + 199) == (NO_LIMIT, 0, 0), "it does not say how many it has"
+        books.take_blocks(30, second)
+        books.take_report(WorkerLoad(running=7, blocks_used=100 + 10 * second, blocks_total=2000), second)
+        books.end_request(second)
+    assert books.room(99) == (2000 - 1090, pytest.approx(1e6 / 20, rel=0.06), 1090, 7)
+    for second in range(100, 200):
+        books.take_blocks(30, second)
+        books.take_report(WorkerLoad(running=7, blocks_used=1090, blocks_total=2000), second)
+        books.end_request(second)
+    assert books.room(199)[1] == pytest.approx(1e6 / 30, rel=0.06)
+
+
+def test_what_a_worker_used_before_its_first_report_was_not_taken_since() -> None:
+    books = account()
+    books.take_report(WorkerLoad(blocks_used=90, blocks_total=100), 1.0)
+    books.take_blocks(50, 1.0)
+    books.end_request(1.0)
+    assert books.room(1.0)[1] == FREEING_S * 1e6 / 50
+
+
+def test_how_soon_a_block_comes_free_fades_and_is_unknown_when_no_request_has_ended_lately() -> None:
+    books = account()
+    books.take_report(WorkerLoad(blocks_used=90, blocks_total=100), 0.0)
+    books.take_blocks(50, 0.0)
+    assert books.room(0.0)[1] == 0, "none has ended"
+    books.end_request(0.0)
+    assert books.room(FREEING_S)[1] == int(FREEING_S * 1e6 / (50 / math.e))
+    assert books.room(FREEING_S + 0.1)[1] == 0
+    books.take_report(WorkerLoad(blocks_used=95, blocks_total=100), FREEING_S)
+    books.take_report(WorkerLoad(blocks_used=100, blocks_total=100), FREEING_S)
+    books.take_report(WorkerLoad(blocks_used=200, blocks_total=100), FREEING_S)
+    assert books.room(FREEING_S)[1] == FREEING_S * 1e6, "where the use only rises, none is expected within that time"
+    books.take_report(WorkerLoad(blocks_used=90), 0.0)
+    assert books.room(FREEING_S) == (NO_LIMIT, 0, 0, 0), "it does not say how many it has"

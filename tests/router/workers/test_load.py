@@ -253,14 +253,22 @@ def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedg
     assert ledger.view(D).queued_prefill_tokens == 0
 
 
-def test_a_request_that_ends_frees_the_blocks_that_were_its_own(ledger: LoadLedger, clock: Clock) -> None:
-    """Its prompt of 100 blocks found 60 of them cached. A second router is taken to free as many."""
+def test_blocks_come_free_by_what_prompts_took_and_by_how_much_less_is_used(ledger: LoadLedger, clock: Clock) -> None:
+    """A prompt of 100 blocks found 60 of them cached. A second router's prompts are taken to have taken as many. The
+    worker uses 20 more than before, so that others have freed 60. The request grows, and what it had does not count,
+    because the report tells what has come free of it."""
     ledger.num_routers = 2
-    charge = ledger.charge("r", D, None, num_tokens=1600, prefill_tokens=640)
-    ledger.report(D, WorkerLoad(blocks_used=70, blocks_total=100))
+    ledger.report(D, WorkerLoad(running=3, blocks_used=50, blocks_total=100))
+    charge = ledger.charge("r", D, P, num_tokens=1600, prefill_tokens=800, held_blocks=60)
+    charge.prefill_done()
+    charge.prefill_done()
+    ledger.report(D, WorkerLoad(running=4, blocks_used=70, blocks_total=100))
     charge.grow(1760)
+    assert ledger.columns((D,))[0, 5:].tolist() == [30, 0, 70, 4], "none has ended"
     charge.release()
-    assert ledger.columns((D,))[0, 5:].tolist() == [30, int(FREEING_S * 1e6 / (2 * 50)), 70]
+    assert ledger.columns((D,))[0, 5:].tolist() == [30, int(FREEING_S * 1e6 / (2 * 40 - 20)), 70, 4]
+    ledger.report(D, WorkerLoad(running=3, blocks_used=40, blocks_total=100))
+    assert ledger.columns((D,))[0, 5:].tolist() == [60, int(FREEING_S * 1e6 / (2 * 40 - 20 + 30)), 40, 3]
 
 
 def test_before_a_first_token_that_is_due_go_those_that_are_due_too_and_one_step_of_the_others() -> None:

@@ -43,7 +43,7 @@ def candidates(state: State, kind: int) -> Candidates:
         return NO_CANDIDATES
     blocks = rows["charged"] // BLOCK
     load = [rows["requests"], rows["queue_tokens"], blocks, rows["queue_pairs"], np.round(rows["queue_s"] * 1e6)]
-    load += [np.full(len(rows), NO_LIMIT), np.zeros(len(rows)), np.zeros(len(rows))]
+    load += [np.full(len(rows), NO_LIMIT), *np.zeros((3, len(rows)))]
     times = np.tile([list(KIND.times.prefill + KIND.times.decode)], (len(rows), 1))
     keys = tuple((f"{kind}-{number}", 1) for number in range(len(rows)))
     columns = np.ascontiguousarray(np.array(load).T.astype(np.int64))
