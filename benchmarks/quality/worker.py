@@ -1,7 +1,8 @@
 """A mock worker in simulated time: the block manager is the engine's own, steps last as the mock engine's formula says.
 
 The engine's scheduler makes a step for every token. Here, consecutive steps that only decode are one step up to the
-worker's next event. Otherwise the scheduler's rules hold: prompt chunks run beside the decodes and share the budget.
+worker's next event. Otherwise the scheduler's rules hold: prompt chunks run beside the decodes and share the budget;
+when blocks run out, the last one in order of arrival gives its own back, waits, and is computed again.
 """
 
 import math
@@ -121,6 +122,8 @@ class SimulatedWorker:
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []  # in order of arrival
         self._decoding: list[Job] = []
+        self._paused: list[Job] = []  # they lack a block for their newest token
+        self.num_preemptions = 0
         self._timed = TimedSteps()
         self._context = 0  # tokens of the decoding sequences
 
@@ -153,6 +156,7 @@ class SimulatedWorker:
     def begin(self, now_s: float) -> float | None:
         """Starts the next step. Returns when the step ends, None when there is nothing to do."""
         assert self.step is None
+        self._resume()
         landed = self._land()
         num_raised = self.blocks.num_raised
         chunks = self._schedule_prefill(now_s)
@@ -168,7 +172,11 @@ class SimulatedWorker:
             self._timed.note(tokens, pairs, len(decodes), ms)
         elif decodes:
             count = 1 if landed else min(job.left for job in decodes)
+            if len(decodes) * ((count + 1) // self.blocks.block_size + 1) > self.blocks.num_available:
+                count = 1  # blocks may run out
             self.step = Step(now_s, now_s + self._decodes_ms(count) / 1e3, [], decodes, count)
+        elif self._paused and not self._num_coming:
+            raise RuntimeError("the pool is too small for a single request")
         return None if self.step is None else self.step.end_s
 
     def end(self) -> Ended:
@@ -186,29 +194,29 @@ class SimulatedWorker:
         for job, num_tokens in step.chunks:
             job.sequence.num_computed_tokens += num_tokens
             self.blocks.commit(job.sequence)
-            if job.sequence.num_computed_tokens == job.request.prompt_tokens:
+            if not _left(job):
                 if self._prefills_only:
                     self._prefilling.remove(job)
                     self.blocks.free(job.sequence)
                     ended.shipped.append(job)
                 else:
-                    self._first_token(job, step.end_s, ended)
+                    self._end_prompt(job, step.end_s, ended)
         ended.events = self.blocks.take_events()
         return ended
 
     def prompts(self) -> list[Job]:
-        """Those that wait or run here."""
-        return [*self._prefilling, *self._waiting]
+        """Those that wait or run here, without a first token."""
+        return [job for job in (*self._prefilling, *self._waiting) if not job.first_token_s]
 
     def load(self) -> WorkerLoad:
-        queued = sum(job.request.prompt_tokens for job in self._waiting)
+        queued = sum(job.sequence.num_tokens for job in self._waiting)
         queued += sum(map(_left, self._prefilling))
-        pairs = sum(prefill_pairs(0, job.request.prompt_tokens) for job in self._waiting)
+        pairs = sum(prefill_pairs(0, job.sequence.num_tokens) for job in self._waiting)
         pairs += sum(
-            prefill_pairs(job.sequence.num_computed_tokens, job.request.prompt_tokens) for job in self._prefilling
+            prefill_pairs(job.sequence.num_computed_tokens, job.sequence.num_tokens) for job in self._prefilling
         )
         return WorkerLoad(
-            running=len(self._prefilling) + len(self._decoding),
+            running=len(self._prefilling) + len(self._decoding) + len(self._paused),
             waiting=len(self._waiting) + len(self._unreserved) + len(self._arrived),
             blocks_used=self.blocks.num_used,
             blocks_total=self.blocks.num_blocks,
@@ -226,6 +234,31 @@ class SimulatedWorker:
             self._context += job.sequence.num_tokens
         self._arrived.clear()
         return landed
+
+    def _resume(self) -> None:
+        """Gives blocks to those that are paused, in order, from the last ones if need be."""
+        self._paused.sort(key=_number)
+        while self._paused:
+            job = self._paused[0]
+            if self.blocks.append(job.sequence):
+                self._decoding.append(self._paused.pop(0))
+                self._context += job.sequence.num_tokens
+                continue
+            last = max((*self._prefilling, *self._decoding, *self._paused), key=_number)
+            if last is job:
+                return
+            self._preempt(last)
+
+    def _preempt(self, job: Job) -> None:
+        if job in self._decoding:
+            self._context -= job.sequence.num_tokens
+        for jobs in (self._prefilling, self._decoding, self._paused):
+            if job in jobs:
+                jobs.remove(job)
+        self.blocks.free(job.sequence)
+        job.sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.insert(bisect_left(self._waiting, _number(job), key=_number), job)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -248,7 +281,7 @@ class SimulatedWorker:
                 passed = passed or job
                 continue
             if passed is not None:
-                keep += self.blocks.blocks_for(passed.request.prompt_tokens)
+                keep += self.blocks.blocks_for(passed.sequence.num_tokens)
             if self._start(job, keep):
                 leaders.append(job)
             elif passed is None:
@@ -265,7 +298,7 @@ class SimulatedWorker:
 
     def order(self, now_s: float) -> tuple[list[Job], list[Job]]:
         """Those in danger, and those that are late."""
-        jobs = [job for job in (*self._prefilling, *self._waiting) if job.due_s < math.inf]
+        jobs = [job for job in self.prompts() if job.due_s < math.inf]
         step_s = self._timed.attentive_s(MAX_BATCH_TOKENS, 0)
         if not jobs or step_s == math.inf:
             return [], []
@@ -273,7 +306,7 @@ class SimulatedWorker:
         coming = ComingBlocks()
         dues: list[Due] = []
         for place, job in enumerate(jobs):
-            start, end = self._start_of(job, coming, is_near=place < LOOK_AHEAD), job.request.prompt_tokens
+            start, end = self._start_of(job, coming, is_near=place < LOOK_AHEAD), job.sequence.num_tokens
             due = Due(self._timed.attentive_s(end - start, prefill_pairs(start, end)), job.due_s - now_s)
             coming.add(job.sequence.sequence_hashes, start // self.blocks.block_size, due)
             dues.append(due)
@@ -289,7 +322,7 @@ class SimulatedWorker:
         else:
             sequence.num_looked_up = self.blocks.more_at_hand(sequence, sequence.num_looked_up)
         size, at_hand = self.blocks.block_size, sequence.num_looked_up
-        end = (job.request.prompt_tokens - 1) // size  # the last token is always computed
+        end = (sequence.num_tokens - 1) // size  # the last token is always computed
         return max(at_hand, coming.start(sequence.sequence_hashes, at_hand // size, end) * size)
 
     def _follows(self, job: Job, leaders: list[Job]) -> bool:
@@ -300,7 +333,7 @@ class SimulatedWorker:
             if leader.sequence.num_computed_tokens >= shared:
                 continue
             cached = self.blocks.cached_tokens(job.sequence) if cached < 0 else cached
-            if follows(job.request.prompt_tokens - cached, shared - cached, _left(leader), MAX_BATCH_TOKENS):
+            if follows(job.sequence.num_tokens - cached, shared - cached, _left(leader), MAX_BATCH_TOKENS):
                 return True
         return False
 
@@ -312,7 +345,7 @@ class SimulatedWorker:
                 if self._follows(job, leaders):
                     continue
                 passed = self._waiting[0]
-                keep = 0 if passed is job else self.blocks.blocks_for(passed.request.prompt_tokens)
+                keep = 0 if passed is job else self.blocks.blocks_for(passed.sequence.num_tokens)
                 if not self._start(job, len(self._decoding) + keep):
                     continue
                 leaders.append(job)
@@ -330,7 +363,7 @@ class SimulatedWorker:
         before = [one for one in before if one not in late]
         if sum(map(_left, before)) < budget:
             return True
-        left = job.request.prompt_tokens - self.blocks.cached_tokens(job.sequence)
+        left = job.sequence.num_tokens - self.blocks.cached_tokens(job.sequence)
         return slips_in(left, _left(before[0]))
 
     def _prefill_ms(self, chunks: list[tuple[Job, int]]) -> float:
@@ -360,10 +393,11 @@ class SimulatedWorker:
 
     # --- what becomes of a job ----------------------------------------------------------------------------------------
 
-    def _first_token(self, job: Job, now_s: float, ended: Ended) -> None:
+    def _end_prompt(self, job: Job, now_s: float, ended: Ended) -> None:
         self._prefilling.remove(job)
-        job.first_token_s = now_s
-        ended.first_tokens.append(job)
+        if not job.first_token_s:
+            job.first_token_s = now_s
+            ended.first_tokens.append(job)
         self._decoding.append(job)
         self._context += job.sequence.num_tokens
         job.sequence.token_ids.append(_own_token(job.request))
@@ -372,12 +406,15 @@ class SimulatedWorker:
             self._finish(job, ended)
 
     def _append(self, job: Job, count: int) -> None:
-        """Appends `count` tokens. As in the engine, the KV of the last token is computed with the next one."""
+        """Appends `count` tokens. As in the engine, the KV of the last token is computed with the next one. The job
+        pauses when no block is left for it."""
         sequence = job.sequence
         sequence.token_ids.extend([_own_token(job.request)] * count)
         self._context += count
-        if not self.blocks.append(sequence):
-            raise RuntimeError("the pool is too small for what decodes; preemption is not simulated")
+        if not self.blocks.append(sequence) and job.left:
+            self._decoding.remove(job)
+            self._context -= sequence.num_tokens
+            self._paused.append(job)
         sequence.num_computed_tokens = sequence.num_tokens - 1
         self.blocks.commit(sequence)
 
@@ -394,8 +431,8 @@ def _number(job: Job) -> int:
 
 
 def _left(job: Job) -> int:
-    """How many tokens of the prompt are still to be computed."""
-    return job.request.prompt_tokens - job.sequence.num_computed_tokens
+    """How many tokens of the prompt, or of what was preempted, are still to be computed."""
+    return job.sequence.num_tokens - job.sequence.num_computed_tokens
 
 
 def new_job(request: TraceRequest, block_size: int, now_s: float, charge: Charge) -> Job:

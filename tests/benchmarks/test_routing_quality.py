@@ -2,17 +2,21 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+from baton_proto.discovery import WorkerLoad
+from benchmarks.quality import simulation
 from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, Turns
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
 from benchmarks.quality.traffic import GENERATORS, TOKENS_PER_S, generated
 from benchmarks.routing_quality import OURS, POLICIES, Cell, Run, geometric_means, summary
+from router.workers.account import LoadView
 from runtime.config.serving import MockConfig
 
 BLOCK = 64
@@ -126,6 +130,30 @@ def test_a_prompt_that_comes_in_mid_decode_begins_with_the_next_step(tmp_path: P
     first, second = outcome.ttft_s
     assert first < 0.01
     assert 0.5 < second < 1.1  # the rest of one decode step, then its own with one decode beside it
+
+
+def test_where_blocks_run_out_the_last_one_gives_its_own_back_and_is_computed_again(tmp_path: Path) -> None:
+    """Each takes 3 of 10 blocks for its prompt, and grows by 5."""
+    lines = [(0, 3 * BLOCK, 5 * BLOCK, [n]) for n in range(2)]
+    requests = load_trace(write_trace(tmp_path / "trace.gz", lines), BLOCK)
+    run = simulation.Run(Fleet(workers=1, tokens_per_worker=10 * BLOCK, block_size=BLOCK), BATON, seed=0)
+    (worker,) = run.workers.values()
+    for request in requests:
+        run.arrive(0.0, request)
+    run.until(math.inf)
+    assert len(run.outcome.ttft_s) == 2, "a first token comes once"
+    assert run.outcome.cached_tokens == 0, "what is computed again was not found"
+    assert worker.num_preemptions == 1
+    assert worker.load() == WorkerLoad(blocks_total=10)
+    assert run.router.ledger.view(("decode-0", 1)) == LoadView(0, 0, 0)
+
+
+def test_a_pool_that_is_too_small_for_one_request_ends_the_run(tmp_path: Path) -> None:
+    requests = load_trace(write_trace(tmp_path / "trace.gz", [(0, BLOCK, 3 * BLOCK, [1])]), BLOCK)
+    run = simulation.Run(Fleet(workers=1, tokens_per_worker=2 * BLOCK, block_size=BLOCK), BATON, seed=0)
+    run.arrive(0.0, requests[0])
+    with pytest.raises(RuntimeError, match="too small for a single request"):
+        run.until(math.inf)
 
 
 def test_goals_compare_ours_with_the_best_of_the_others() -> None:
