@@ -72,6 +72,7 @@ class Healer:
     async def _heal_until_well(self, worker: FollowedWorker) -> None:
         retry_s = RETRY_S
         while True:
+            self._check_followed(worker)
             try:
                 if worker.state is State.HOLED:
                     await asyncio.sleep(REORDER_PATIENCE_S)
@@ -100,6 +101,7 @@ class Healer:
                 batches = await fetch_batches(self._nats, worker.key, missing)
             except NATS_ERRORS:
                 batches = None
+            self._check_followed(worker)
             log.info(
                 "kv events missing",
                 worker=worker.key[0],
@@ -126,6 +128,7 @@ class Healer:
             chunks = worker.fetch_snapshot(*worker.key)
             try:
                 async for chunk in chunks:
+                    self._check_followed(worker)
                     if chunk.incarnation != worker.key[1]:
                         raise ProtocolError(f"worker {worker.key[0]}", f"this is incarnation {chunk.incarnation} of it")
                     if event_id is None:
@@ -143,6 +146,7 @@ class Healer:
                     worker.state = State.STALE  # what the tree had is better than nothing
                 if isinstance(chunks, AsyncGenerator):
                     await chunks.aclose()
+        self._check_followed(worker)
         self.snapshots += 1
         worker.state = State.FOLLOWING
         worker.feed.rebase(event_id)
@@ -150,6 +154,15 @@ class Healer:
         blocks, seconds = self._tree.num_blocks_of(worker.key), round(time.monotonic() - started_s, 3)
         log.info("snapshot applied", worker=worker.key[0], event_id=event_id, blocks=blocks, seconds=seconds)
         self._apply_ready(worker)
+
+    def _check_followed(self, worker: FollowedWorker) -> None:
+        """Ends the healing of a worker that has left, or the tree would get its blocks again.
+
+        Because `asyncio.wait_for` of Python 3.11 swallows a cancellation when the result comes at the same moment, the
+        worker's leaving alone does not end it. Raises asyncio.CancelledError.
+        """
+        if self._workers.get(worker.key[0]) is not worker:
+            raise asyncio.CancelledError
 
     async def _look_up_last_batch(self, worker_id: str) -> None:
         """Asks JetStream for what was stored before the reconnect. When this fails, the worker's load tells later."""

@@ -1,6 +1,7 @@
 """The radix tree follows the workers' caches over a real NATS server, whatever goes wrong on the way."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -357,6 +358,29 @@ async def test_a_worker_that_leaves_in_mid_snapshot_is_forgotten(cluster: Cluste
     assert cluster.indexer.note(worker.key) == "not in the directory"
     worker.pause.set()
     assert cluster.indexer.settled
+
+
+async def test_a_worker_that_leaves_while_a_gap_is_filled_is_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when its leaving is not heard there: `asyncio.wait_for` swallows a cancellation at times."""
+    worker = await cluster.add()
+    asked = asyncio.Event()
+
+    async def fetch(nats: NatsClient, key: WorkerKey, ids: range) -> list[KvEventBatch]:
+        asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return [KvEventBatch(MAJOR, *key, event_id, time.time(), [stored([event_id])]) for event_id in ids]
+
+    monkeypatch.setattr("router.index.healing.fetch_batches", fetch)
+    await raw(cluster, worker, 2, stored([2]))
+    await cluster.until(asked.is_set)
+    healing = cluster.indexer.workers[0].healing
+    assert healing is not None
+    await cluster.remove(worker)
+    await cluster.until(healing.done)
+    assert cluster.indexer.tree.workers == []
 
 
 @pytest.mark.parametrize("lose_storage", [False, True])
