@@ -83,6 +83,8 @@ class Router:
 
     def __init__(self) -> None:
         self.answers = False
+        self.asked = 0
+        self._turns: asyncio.Semaphore | None = None
         self.status = pb.StatusResponse(
             router_id="r",
             workers=[
@@ -94,7 +96,22 @@ class Router:
             totals=pb.Totals(clock_s=1.0, events_refused=4),
         )
 
+    def take_turns(self) -> None:
+        """From now on it answers once for each call of answer(). A view that is drawn all the time is never idle, and
+        each key of a pilot waits for that."""
+        self._turns = asyncio.Semaphore(0)
+
+    async def answer(self, pilot: Pilot[None]) -> None:
+        """Returns when the view shows one more answer."""
+        assert self._turns is not None
+        asked = self.asked
+        self._turns.release()
+        await until(pilot, lambda: self.asked > asked)
+
     async def ask(self) -> pb.StatusResponse:
+        self.asked += 1
+        if self._turns is not None:
+            await self._turns.acquire()
         if not self.answers:
             metadata = grpc.aio.Metadata()
             raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, "Connection refused")
@@ -138,9 +155,11 @@ async def test_a_router_that_appears_at_the_address_is_found(tiny_model: Path, m
 async def test_keys_and_headers_sort() -> None:
     router = Router()
     router.answers = True
+    router.take_turns()
     app = watching(router.ask)
     async with app.run_test(size=SIZE) as pilot:
-        await until(pilot, lambda: order(app) == ["a", "b", "c"])
+        await router.answer(pilot)
+        assert order(app) == ["a", "b", "c"]
         await pilot.press("r")
         assert order(app) == ["c", "b", "a"]
         await pilot.press(*["s"] * NAMES.index("running"))
@@ -150,7 +169,8 @@ async def test_keys_and_headers_sort() -> None:
         await pilot.press("S")
         assert order(app) == ["c", "a", "b"], "the fullest first"
         router.status.workers[0].blocks_used = 10
-        await until(pilot, lambda: order(app) == ["a", "c", "b"])
+        await router.answer(pilot)
+        assert order(app) == ["a", "c", "b"]
         await pilot.click(DataTable, offset=(2, 0))
         assert order(app) == ["a", "b", "c"]
 
@@ -186,9 +206,11 @@ async def test_at_any_width_every_column_is_seen_and_no_id_is_cut(size: tuple[in
     router.status.workers[1].worker_id = "decode-2"  # a decode worker that was flipped
     router.status.workers[0].queued_prefill_tokens = 16384
     router.status.workers[0].blocks_total = 0
+    router.take_turns()
     app = watching(router.ask)
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: app.query_one(DataTable).row_count == 3)
+        await router.answer(pilot)
+        await router.answer(pilot)  # columns are as wide as their names from the second one on
 
         def screen() -> list[str]:
             return ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
@@ -197,6 +219,7 @@ async def test_at_any_width_every_column_is_seen_and_no_id_is_cut(size: tuple[in
         assert any(line.split()[:1] == ["decode-2"] for line in screen())
         for _ in NAMES:  # sorted by any column
             await pilot.press("s")
+            await router.answer(pilot)
             await pilot.pause()
             assert not app.query_one(DataTable).show_horizontal_scrollbar
         await pilot.resize_terminal(*SIZE)
