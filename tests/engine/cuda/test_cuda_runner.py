@@ -37,10 +37,19 @@ def few_large_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(small_linear, "MIN_PROGRAMS", 1)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    folder = tmp_path_factory.mktemp(request.param)
-    return resolve_model(str(write_tiny_model(folder, architecture=request.param, num_hidden_layers=NUM_LAYERS)))
+def write_model(tmp_path_factory: pytest.TempPathFactory, architecture: str) -> ModelFiles:
+    folder = tmp_path_factory.mktemp(architecture)
+    return resolve_model(str(write_tiny_model(folder, architecture=architecture, num_hidden_layers=NUM_LAYERS)))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return write_model(tmp_path_factory, "llama")
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return write_model(tmp_path_factory, "qwen3")
 
 
 def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -> torch.Tensor:
@@ -86,9 +95,11 @@ def both(
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
 
-def test_greedy_and_seeded_sequences_in_mixed_batches(files: ModelFiles) -> None:
+@pytest.mark.parametrize("model", ["files", "qwen3"], ids=["llama", "qwen3"])
+def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytest.FixtureRequest) -> None:
+    """Of each architecture. What the other tests are about begins behind the model, at its logits."""
     params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
-    both(files, params, seed=1)
+    both(request.getfixturevalue(model), params, seed=1)
 
 
 def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:

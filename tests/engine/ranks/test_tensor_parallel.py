@@ -49,9 +49,16 @@ SHAPES = {
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     architecture = "qwen3" if request.param == "qwen3" else "llama"
     folder = write_tiny_model(
-        tmp_path_factory.mktemp(request.param), architecture=architecture, vocab_size=512, **SHAPES[request.param]
+        tmp_path_factory.mktemp(request.param), architecture=architecture, num_hidden_layers=2, **SHAPES[request.param]
     )
     return resolve_model(str(folder))
+
+
+@pytest.fixture(scope="module")
+def pair(files: ModelFiles) -> Iterator[TensorParallelModel]:
+    """Two ranks for all tests that leave them as they are."""
+    with loaded(files, 2) as model:
+        yield model
 
 
 def config(tensor_parallel: int) -> EngineConfig:
@@ -100,6 +107,11 @@ def slab_of(pid: int, layout: SlabLayout) -> Tensor:
     return torch.frombuffer(mapping, dtype=torch.float32).view(layout.shape)
 
 
+def slabs_of(model: TensorParallelModel) -> list[Tensor]:
+    """By rank."""
+    return [model.slab.tensor, *(slab_of(pid, model.slab.layout) for pid in model.ranks.pids)]
+
+
 def until_followed(model: TensorParallelModel) -> None:
     """The other ranks have done all that they were told."""
     model.ranks.wait_done(model.ranks.tell(ExportSlab()), timeout_s=60)
@@ -115,30 +127,38 @@ def answers_and_kv(files: ModelFiles, num_blocks: int) -> tuple[dict[str, list[i
     return answers, model.slab.tensor
 
 
-@pytest.mark.parametrize(
-    ("size", "num_blocks"),
-    [(2, NUM_BLOCKS), (2, PRESSED_BLOCKS), (4, PRESSED_BLOCKS)],
-    ids=["2-roomy", "2-preempted", "4-preempted"],
-)
-def test_tokens_and_kv_of_all_ranks_are_those_of_one(files: ModelFiles, size: int, num_blocks: int) -> None:
+def assert_those_of_one(files: ModelFiles, model: TensorParallelModel, num_blocks: int) -> None:
     """Prompts that share a prefix arrive one by one and are chunked beside decodes."""
     expected, whole = answers_and_kv(files, num_blocks)
-    with loaded(files, size) as model:
-        assert run(engine(files, model, num_blocks), sequences(greedy(5), seed=1)) == expected
-        until_followed(model)
-        for rank in range(size):
-            heads = shard_of(files.config, rank, size).kv_heads
-            slab = model.slab.tensor
-            if rank:
-                slab = slab_of(model.ranks.pids[rank - 1], model.slab.layout)
-            here = slab[:, :num_blocks]
-            there = whole[:, :num_blocks, heads.start : heads.stop]
-            rounding = 1e-5 * float(there.abs().max())  # sums are split, and each kind of CPU adds up in its own order
-            torch.testing.assert_close(here, there, rtol=0.0, atol=rounding)
-            assert here.abs().sum() > 100, "the slab holds something"
+    slabs = slabs_of(model)
+    for slab in slabs:
+        slab.zero_()  # another test may have left something
+    assert run(engine(files, model, num_blocks), sequences(greedy(5), seed=1)) == expected
+    until_followed(model)
+    for rank, slab in enumerate(slabs):
+        heads = shard_of(files.config, rank, len(slabs)).kv_heads
+        here = slab[:, :num_blocks]
+        there = whole[:, :num_blocks, heads.start : heads.stop]
+        rounding = 1e-5 * float(there.abs().max())  # sums are split, and each kind of CPU adds up in its own order
+        torch.testing.assert_close(here, there, rtol=0.0, atol=rounding)
+        assert here.abs().sum() > 100, "the slab holds something"
 
 
-def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
+@pytest.mark.parametrize("num_blocks", [NUM_BLOCKS, PRESSED_BLOCKS], ids=["2-roomy", "2-preempted"])
+def test_tokens_and_kv_of_all_ranks_are_those_of_one(
+    files: ModelFiles, pair: TensorParallelModel, num_blocks: int
+) -> None:
+    assert_those_of_one(files, pair, num_blocks)
+
+
+@pytest.mark.parametrize("files", ["llama", "two_kv_heads"], indirect=True)
+def test_tokens_and_kv_of_four_ranks_are_those_of_one(files: ModelFiles) -> None:
+    """With KV heads for each, and with a head that two share. What qwen3 adds is in each head: two ranks show it."""
+    with loaded(files, 4) as model:
+        assert_those_of_one(files, model, PRESSED_BLOCKS)
+
+
+def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles, pair: TensorParallelModel) -> None:
     params = [
         SamplingParams(max_tokens=6, seed=1, temperature=0.8, top_p=0.9),
         SamplingParams(max_tokens=6, seed=2, temperature=0.8),
@@ -146,14 +166,12 @@ def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles) -> None:
         SamplingParams(max_tokens=6, seed=5, temperature=0.0, logprobs=2),
     ]
     expected = run(small_engine(files, load_model(files, config(1)).runner, NUM_BLOCKS, 48, 6), sequences(params, 2))
-    with loaded(files, 2) as model:
-        assert run(engine(files, model), sequences(params, 2)) == expected
+    assert run(engine(files, pair), sequences(params, 2)) == expected
 
 
-def test_log_probabilities_of_prompts(files: ModelFiles) -> None:
+def test_log_probabilities_of_prompts(files: ModelFiles, pair: TensorParallelModel) -> None:
     params = [SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=k) for k in (2, None, 0)]
-    with loaded(files, 2) as model:
-        assert_engine_scores(files.folder, engine(files, model), sequences(params, seed=3))
+    assert_engine_scores(files.folder, engine(files, pair), sequences(params, seed=3))
 
 
 @pytest.fixture(scope="module")
