@@ -16,7 +16,7 @@ from tests.spine.prompts import LENGTHS, ask, random_prompt
 from tests.spine.worker_view import until_idle
 from tests.tiny_model import TEXT
 
-SMOLLM2_LENGTHS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 100, 129, 200, 1500)  # transformers takes its time
+SMOLLM2_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 129, 700)  # the model takes its time
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 TOPOLOGIES: dict[str, tuple[int, dict[str, Any]]] = {  # prefill workers, configuration
     "aggregated": (0, {}),
@@ -53,13 +53,13 @@ async def test_answers_of_a_tiny_model_equal_those_of_transformers(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", ["aggregated", TRANSPORTS[0]])  # bytes travel alike whatever the model
 async def test_answers_of_smollm2_equal_those_of_transformers(
     smollm2_folder: Path, smollm2_oracle: Oracle, topology: str
 ) -> None:
     prefill, overrides = TOPOLOGIES[topology]
     files = resolve_model("smollm2")
-    text = Tokenizer(files.folder, files.config.vocab_size).encode(TEXT * 8, add_special_tokens=False).tolist()
+    text = Tokenizer(files.folder, files.config.vocab_size).encode(TEXT * 4, add_special_tokens=False).tolist()
     prompts = [text[start : start + length] for start, length in enumerate(SMOLLM2_LENGTHS)]
     async with running_service(smollm2_folder, prefill, 1, overrides, engine={"kv_memory": "256MiB"}) as service:
         await equal_answers(service, smollm2_oracle, prompts, max_tokens=6, shipped=prefill > 0, transport=topology)
