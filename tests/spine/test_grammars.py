@@ -13,7 +13,7 @@ from tests.spine.prompts import random_prompt
 from tests.spine.worker_view import kill_running
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
-SHORTEST, LONGEST = 1500, 1540  # letters: an answer takes long enough that a worker can be killed in the middle of it
+SHORTEST, LONGEST = 800, 840  # letters: an answer takes long enough that a worker can be killed in the middle of it
 LETTERS = pb.Grammar(regex=f"[a-e]{{{SHORTEST},{LONGEST}}}")
 
 
@@ -25,7 +25,7 @@ def request(prompt: list[int]) -> pb.GenerateRequest:
 async def test_a_killed_decode_worker_changes_no_answer_with_a_grammar(tiny_model: Path) -> None:
     prompts = [random_prompt(60 + number, seed=number) for number in range(4)]
     async with running_service(tiny_model, 1, 2, SHIP_ALL) as service:
-        calm = [await service.client.generate(request(prompt), 60) for prompt in prompts]
+        calm = await asyncio.gather(*(service.client.generate(request(prompt), 60) for prompt in prompts))
         begun = [asyncio.Event() for _ in prompts]
 
         async def stream(prompt: list[int], first: asyncio.Event) -> Answer:
