@@ -1,4 +1,4 @@
-"""Workers of a real model come, sleep, wake, change their role and go: each answer is what it would have been."""
+"""Workers come, sleep, wake, change their role and go: each answer is what it would have been."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.planner.live import planned_service
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 PROMPTS = ["The capital of France is", "Once upon a time", "Water boils at", "Two and two make"]
-TOKENS = 24
+TOKENS = 200  # an answer is under way whenever a worker is told to go
 SETTLE_S = 60.0
 SETTINGS = {
     "keep_asleep": 1,
@@ -25,9 +25,9 @@ SETTINGS = {
 }
 
 
-async def test_answers_are_the_same_while_workers_sleep_wake_flip_and_leave(tmp_path: Path) -> None:
+async def test_answers_are_the_same_while_workers_sleep_wake_flip_and_leave(tmp_path: Path, tiny_model: Path) -> None:
     engine = {"kv_memory": "16MiB", "threads": 1}
-    async with planned_service(tmp_path, 1, 2, SETTINGS, model="smollm2", engine=engine) as planned:
+    async with planned_service(tmp_path, 1, 2, SETTINGS, model=str(tiny_model), engine=engine) as planned:
         client = planned.service.client
         truth = [await greedy(client, prompt) for prompt in PROMPTS]
         answers: list[tuple[int, list[int]]] = []
