@@ -148,6 +148,8 @@ class SimulatedWorker:
         while self._unreserved:
             keep = len(self._decoding) + self._num_coming + 1
             if not self.blocks.allocate(self._unreserved[0].sequence, keep_available=keep):
+                if not self.blocks.num_used:
+                    raise RuntimeError("the pool is too small for a single request")
                 break
             jobs.append(self._unreserved.popleft())
             self._num_coming += 1

@@ -104,7 +104,7 @@ class Assigner:
         self._hits.count(reused)
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         runs = (placement.decode, placement.prefill, request.num_tokens, uncached)
-        held = weighing.decode.cached_blocks(weighing.decode.chosen)[0]
+        held = weighing.decode.device_blocks(weighing.decode.chosen)
         charge = self._ledger.charge(request_id, *runs, held_blocks=held, is_dated=request.is_dated)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)

@@ -180,6 +180,11 @@ class Weighed:
         held = self._candidates.cached.item(index)
         return min(held, (self._request.num_tokens - 1) // self._request.block_size), held
 
+    def device_blocks(self, index: int) -> int:
+        """Of the blocks that the candidate need not compute, those on its device: for others it takes new ones."""
+        below = int(self._candidates.lower[:, index].sum()) if self._candidates.lower.size else 0
+        return max(0, self.cached_blocks(index)[0] - below)
+
     def worker(self, index: int) -> WorkerKey:
         return self._candidates.workers[index]
 

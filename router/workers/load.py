@@ -89,7 +89,8 @@ class Charge:
         """Takes the charge off its workers' accounts. The ledger has dropped it."""
         self._decode.requests -= 1
         self._decode.blocks -= self._blocks
-        self._ledger.ended(self._decode)
+        if not self._prefill_tokens:  # else its worker has given it no blocks that could come free
+            self._ledger.ended(self._decode)
         self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
 

@@ -2,7 +2,8 @@
 of restoring KV.
 
 Until a worker has reported RECENT steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
-and without any of these as the profile: who is known to be slow must not lose to who only is not known. When the last
+and without any of these as the profile: because all known workers may be slower than the profile, an unknown one must
+not look faster than they are. When the last
 RECENT steps of a kind take CHANGED times as long as expected, or as short, the worker has changed: the earlier ones are
 forgotten, and until ENOUGH new ones are there, the coefficients are those from before, so many times. In a step that
 does both, prompts took what the decodes did not take by the model. Event loop only.
@@ -24,6 +25,8 @@ WINDOW: Final = 128  # steps kept of each kind
 REFIT_AFTER: Final = 16  # new steps
 RECENT: Final = 16  # steps of a kind
 CHANGED: Final = 1.3
+USUAL_S: Final = 1.0  # so often at most it is seen how fast workers usually are
+USUAL_CHANGED: Final = 0.02  # relative: less is no news
 TYPICAL: Final = (2048, 2.1e6, 32, 64e3)  # a step: prompt tokens, their pairs, sequences, tokens of their context
 
 
@@ -61,12 +64,16 @@ class _Steps:
         return len(self.prefill) >= RECENT, len(self.decode) >= RECENT
 
     def expect(self, usual: StepTimes) -> None:
-        """What it has not shown is expected to be as usual."""
+        """It is expected to take as long as is usual for what it has not shown."""
+        self.profile, self.times = self._shown(self.profile, usual), self._shown(self.times, usual)
+
+    def shown(self, otherwise: StepTimes) -> StepTimes:
+        """Its times for the kinds of steps that it has shown."""
+        return self._shown(self.times, otherwise)
+
+    def _shown(self, own: StepTimes, otherwise: StepTimes) -> StepTimes:
         prefill, decode = self.seen
-        self.profile = StepTimes(
-            *(self.profile if prefill else usual).prefill, *(self.profile if decode else usual).decode
-        )
-        self.times = StepTimes(*(self.times if prefill else usual).prefill, *(self.times if decode else usual).decode)
+        return StepTimes(*(own if prefill else otherwise).prefill, *(own if decode else otherwise).decode)
 
 
 class StepSpeeds:
@@ -75,6 +82,9 @@ class StepSpeeds:
         self._profile = profile
         self._steps: dict[WorkerKey, _Steps] = {}
         self._unseen: set[WorkerKey] = set()  # those that have not shown both kinds of steps
+        self._usual = profile
+        self._usual_us = 0  # when it was seen, by the ledger's clock
+        self._has_news = False  # a worker has been fitted since
 
     def load_report(self, report: LoadReport) -> None:
         key = (report.worker_id, report.incarnation)
@@ -85,7 +95,7 @@ class StepSpeeds:
         if steps is None:
             steps = self._steps[key] = _Steps(self._profile)
             self._unseen.add(key)
-            self._expect_usual()
+            self._expect_usual(key)
         for step in report.steps:
             decode_ms = steps.times.decode_ms(step.sequences, step.context_tokens) if step.sequences else 0.0
             if step.prompt_tokens and step.step_ms > decode_ms:
@@ -98,28 +108,39 @@ class StepSpeeds:
             steps.notice_change()
             steps.fit()
             self._ledger.learn(key, steps.times)
+            self._has_news = True
             if all(steps.seen):
                 self._unseen.discard(key)
-            self._expect_usual()
+        if self._has_news and self._unseen and self._ledger.now_us - self._usual_us >= USUAL_S * 1e6:
+            self._see_usual()
 
-    def _expect_usual(self) -> None:
-        """Of each kind the median of those that have shown it."""
-        if not self._unseen:
-            return
-        usual = list(astuple(self._profile))
-        for kind in (0, 1):
-            half = slice(3 * kind, 3 * kind + 3)
-            shown = [astuple(steps.times)[half] for steps in self._steps.values() if steps.seen[kind]]
-            if shown:
-                usual[half] = np.median(shown, axis=0).tolist()
-        for key in self._unseen:
-            self._steps[key].expect(StepTimes(*usual))
-            self._ledger.learn(key, self._steps[key].times)
+    def _see_usual(self) -> None:
+        """For each kind of steps, the times of the worker that is in the middle of those that have shown it."""
+        self._usual_us, self._has_news = self._ledger.now_us, False
+        tokens, pairs, sequences, context = TYPICAL
+        workers = self._steps.values()
+        prefills = sorted((w.times.prefill_ms(tokens, pairs), w.times.prefill) for w in workers if w.seen[0])
+        decodes = sorted((w.times.decode_ms(sequences, context), w.times.decode) for w in workers if w.seen[1])
+        kinds = ((prefills, self._profile.prefill), (decodes, self._profile.decode))
+        usual = [ms for shown, profile in kinds for ms in (shown[(len(shown) - 1) // 2][1] if shown else profile)]
+        if not np.allclose(usual, astuple(self._usual), rtol=USUAL_CHANGED, atol=0.0):
+            self._usual = StepTimes(*usual)
+            for key in self._unseen:
+                self._expect_usual(key)
+
+    def _expect_usual(self, key: WorkerKey) -> None:
+        """The ledger may have closed the account of one that is about to leave."""
+        if self._ledger.knows(key):
+            steps = self._steps[key]
+            steps.expect(self._usual)
+            self._ledger.learn(key, steps.times)
 
     def slowness(self) -> list[tuple[tuple[str], float]]:
-        """By worker: how long a step takes there, as a multiple of what it takes by the profile."""
+        """By worker: how long a step takes there, as a multiple of what it takes by the profile. What a worker has not
+        shown counts as the profile has it."""
         usual_ms = self._profile.step_ms(*TYPICAL)
-        return [((key[0],), steps.times.step_ms(*TYPICAL) / usual_ms) for key, steps in self._steps.items()]
+        shown = ((key, steps.shown(self._profile)) for key, steps in self._steps.items())
+        return [((key[0],), times.step_ms(*TYPICAL) / usual_ms) for key, times in shown]
 
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone."""

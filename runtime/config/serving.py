@@ -60,7 +60,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     crowd_weight: Weight = 4.0  # of the ms that later prompts wait because this one is not cached
     temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
     local_prefill_tokens: Count = 2**31 - 1  # that a decode worker may compute of a prompt; 0: all prompts are shipped
-    prefill_queue_tokens: Positive = 2**31 - 1  # a prefill worker with as many queued tokens gets no new request
+    prefill_queue_tokens: Positive = 131_072  # a prefill worker with as many queued tokens gets no new request
     charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
     expected_prefix_ttl_s: Weight = (
         30.0  # how long a prompt that was sent is taken for cached without an event; 0: never

@@ -97,7 +97,7 @@ def both(
 
 @pytest.mark.parametrize("model", ["files", "qwen3"], ids=["llama", "qwen3"])
 def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytest.FixtureRequest) -> None:
-    """Of each architecture. What the other tests are about begins behind the model, at its logits."""
+    """Both architectures are tried here. What the other tests are about begins behind the model, at its logits."""
     params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
     both(request.getfixturevalue(model), params, seed=1)
 

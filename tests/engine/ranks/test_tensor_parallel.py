@@ -108,7 +108,7 @@ def slab_of(pid: int, layout: SlabLayout) -> Tensor:
 
 
 def slabs_of(model: TensorParallelModel) -> list[Tensor]:
-    """By rank."""
+    """What each rank has."""
     return [model.slab.tensor, *(slab_of(pid, model.slab.layout) for pid in model.ranks.pids)]
 
 

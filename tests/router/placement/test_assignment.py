@@ -147,3 +147,23 @@ async def test_a_prompt_that_is_shipped_takes_the_blocks_that_its_decode_worker_
         assignment.release()
         freed_us = router.ledger.columns((decode,))[0, 6]
         assert freed_us == pytest.approx(FREEING_S * 1e6 / (40 - 12), rel=0.1)
+
+
+async def test_blocks_below_the_device_count_as_taken_when_a_prompt_goes_on_behind_them(tokenizer: Tokenizer) -> None:
+    key = ("d0", 1)
+    hashes = block_hashes(np.arange(NUM_TOKENS, dtype=np.uint32), 16)
+    tree, names = RadixTree(), sequence_hashes(hashes)
+    tree.apply_stored(key, None, hashes.tobytes(), names.tobytes())
+    tree.apply_moved(key, names[10:][::-1].tobytes(), DISK)
+    async with routing(tokenizer, ScriptedWorker("d0")) as router:
+        assigner = Assigner(
+            router.pool, SimpleNamespace(match=tree.find), router.ledger, CONFIG, random.Random(0), ExpectedPrefixes(0)
+        )
+        router.ledger.report(key, WorkerLoad(blocks_total=1000))
+        assignment = assigner.assign("r", Request(NUM_TOKENS, 16), NUM_TOKENS, hashes)
+        assert assignment is not None
+        assert assignment.placement.cached_blocks == len(hashes) - 1
+        assignment.prefill_done()
+        assignment.release()
+        held = (len(hashes) - 1) - (len(hashes) - 10)  # the last block counts as lowered, although it is computed
+        assert router.ledger.columns((key,))[0, 6] == pytest.approx(FREEING_S * 1e6 / (len(hashes) - held), rel=0.1)

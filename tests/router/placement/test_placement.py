@@ -421,7 +421,7 @@ def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_
 
 
 def test_a_prefill_worker_with_a_long_queue_gets_the_prompt_whose_prefix_it_holds() -> None:
-    """With a limit to the queue, a fleet full of long prompts computed most of them again, each on whoever was free."""
+    """With a low limit to its queue, most long prompts were computed again, each on whoever was free."""
     prefill = [candidate("holds", cached=1800, queued=60_000), candidate("other", queued=58_000)]
     placement = place(request(30_000), [candidate("d", queued=60_000)], prefill, CONFIG, random.Random())
     assert placement is not None

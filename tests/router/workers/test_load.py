@@ -271,6 +271,15 @@ def test_blocks_come_free_by_what_prompts_took_and_by_how_much_less_is_used(ledg
     assert ledger.columns((D,))[0, 5:].tolist() == [60, int(FREEING_S * 1e6 / (2 * 40 - 20 + 30)), 40, 3]
 
 
+def test_a_request_that_leaves_before_its_first_token_tells_nothing_of_how_blocks_come_free(
+    ledger: LoadLedger,
+) -> None:
+    """Its worker had given it none: at a nearly full pool a client that hung up made the wait minutes long."""
+    ledger.report(D, WorkerLoad(running=64, blocks_used=970, blocks_total=1000))
+    ledger.charge("waits", D, None, num_tokens=800, prefill_tokens=800).release()
+    assert ledger.columns((D,))[0, 5:].tolist() == [30, 0, 970, 64]
+
+
 def test_before_a_first_token_that_is_due_go_those_that_are_due_too_and_one_step_of_the_others() -> None:
     ledger = LoadLedger(16, 300.0, step_tokens=512)
     worker = ("w", 1)

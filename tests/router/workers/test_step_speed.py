@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.discovery import LoadReport, TimedStep, WorkerLoad
+from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
-from router.workers.step_speed import RECENT, REFIT_AFTER, WINDOW, StepSpeeds
+from router.workers.step_speed import RECENT, REFIT_AFTER, TYPICAL, WINDOW, StepSpeeds
 from runtime.config.step_times import StepTimes
 
 WORKER = ("d", 1)
@@ -69,40 +70,78 @@ def test_steps_are_fitted_when_they_are_enough_and_again_after_some_more() -> No
     assert after(1, 0.2) != first
 
 
-def test_a_worker_that_has_shown_nothing_is_expected_to_be_as_fast_as_the_others_of_each_kind_of_step() -> None:
-    """Else a worker with the prefix, known to be slow as all are, loses to one without it that is not known yet."""
-    dice, ledger = random.Random(5), LoadLedger(16, 300.0, times=PROFILE)
-    speeds = StepSpeeds(ledger, PROFILE)
-    shown = {"a": 2.0, "b": 3.0, "c": 30.0}
-    for worker_id in (*shown, "before", "after"):
-        ledger.report((worker_id, 1), WorkerLoad())
+class Fleet:
+    """Step times as a ledger has them, as multiples of the profile's, prompts and decodes."""
 
-    def ratios(worker_id: str) -> list[float]:
-        times = StepTimes(*ledger.times(((worker_id, 1),))[0].tolist())
+    def __init__(self, *worker_ids: str) -> None:
+        self.now_s = 100.0
+        self.ledger = LoadLedger(16, 300.0, clock=lambda: self.now_s, times=PROFILE)
+        self.speeds = StepSpeeds(self.ledger, PROFILE)
+        self.dice = random.Random(5)
+        for worker_id in worker_ids:
+            self.ledger.report((worker_id, 1), WorkerLoad())
+
+    def report(self, worker_id: str, slower: float = 1.0, *, prompts: int = 0, decodes: int = 0) -> None:
+        kinds = [(True, False)] * prompts + [(False, True)] * decodes
+        steps = [step(self.dice, prompts=one, decodes=other) for one, other in kinds]
+        self.now_s += 1.0
+        self.speeds.load_report(report([replace(one, step_ms=one.step_ms * slower / 3) for one in steps], worker_id))
+
+    def ratios(self, worker_id: str) -> list[float]:
+        times = StepTimes(*self.ledger.times(((worker_id, 1),))[0].tolist())
         return [
             times.prefill_ms(4000, 8e6) / PROFILE.prefill_ms(4000, 8e6),
             times.decode_ms(32, 22_400) / PROFILE.decode_ms(32, 22_400),
         ]
 
-    speeds.load_report(report([], "before"))
-    assert ratios("before") == [1.0, 1.0]
-    for worker_id, slower in shown.items():
-        prompts = [step(dice, prompts=True, decodes=False) for _ in range(WINDOW)]
-        steps = [replace(one, step_ms=one.step_ms * slower / 3) for one in prompts]
-        speeds.load_report(report(steps, worker_id))
-    assert ratios("before") == [pytest.approx(3.0, rel=0.02), 1.0], "nobody has decoded"
-    speeds.load_report(report([step(dice, prompts=False, decodes=True) for _ in range(WINDOW)], "b"))
-    speeds.load_report(report([], "after"))
+
+def test_a_worker_that_has_shown_nothing_is_expected_to_be_as_fast_as_the_others_of_each_kind_of_step() -> None:
+    """Else a worker with the prefix, known to be slow as all are, loses to one without it that is not known yet."""
+    fleet = Fleet("a", "b", "c", "before", "after")
+    fleet.report("before")
+    assert fleet.ratios("before") == [1.0, 1.0]
+    for worker_id, slower in (("a", 2.0), ("b", 3.0), ("c", 30.0)):
+        fleet.report(worker_id, slower, prompts=WINDOW)
+    assert fleet.ratios("before") == [pytest.approx(3.0, rel=0.02), 1.0], "nobody has decoded"
+    fleet.report("b", 3.0, decodes=WINDOW)
+    fleet.report("after")
     for worker_id in ("before", "after"):
-        assert ratios(worker_id) == pytest.approx([3.0, 3.0], rel=0.02)
-    assert ratios("c") == pytest.approx([30.0, 3.0], rel=0.02), "what it has shown itself holds"
-    quick = [replace(one, step_ms=one.step_ms / 3) for one in prompts[:RECENT]]
-    speeds.load_report(report(quick, "after"))
-    assert ratios("after") == pytest.approx([1.0, 3.0], rel=0.15)
-    assert ratios("before") == pytest.approx([2.5, 3.0], rel=0.05), "the median of four"
-    speeds.forget(("before", 1))
-    speeds.load_report(report(prompts[:RECENT], "b"))
-    assert {worker_id for (worker_id,), _ in speeds.slowness()} == {*shown, "after"}
+        assert fleet.ratios(worker_id) == pytest.approx([3.0, 3.0], rel=0.02)
+    assert fleet.ratios("c") == pytest.approx([30.0, 3.0], rel=0.02), "what it has shown itself holds"
+    fleet.report("after", 1.0, prompts=RECENT)
+    assert fleet.ratios("after") == pytest.approx([1.0, 3.0], rel=0.15)
+    assert fleet.ratios("before") == pytest.approx([2.0, 3.0], rel=0.05), "the second of four"
+    fleet.speeds.forget(("before", 1))
+    fleet.report("c", 30.0, prompts=REFIT_AFTER)
+    expected = {"a": [2.0, 1.0], "b": [3.0, 3.0], "c": [30.0, 1.0], "after": [1.0, 1.0]}
+    usual_ms = PROFILE.prefill_ms(*TYPICAL[:2]), PROFILE.decode_ms(*TYPICAL[2:])
+    for (worker_id,), slowness in fleet.speeds.slowness():
+        ms = [one * usual for one, usual in zip(expected.pop(worker_id), usual_ms, strict=True)]
+        assert slowness == pytest.approx(sum(ms) / sum(usual_ms), rel=0.1), "what it has not shown is not its own"
+    assert not expected
+
+
+def test_how_fast_workers_usually_are_is_seen_once_a_second_and_at_the_next_report_when_it_was_too_soon() -> None:
+    fleet = Fleet("a", "b", "c")
+    fleet.report("c")
+    fleet.report("a", 2.0, prompts=WINDOW)
+    assert fleet.ratios("c")[0] == pytest.approx(2.0, rel=0.02)
+    fleet.now_s -= 0.5
+    fleet.report("b", 1.0, prompts=WINDOW)
+    assert fleet.ratios("c")[0] == pytest.approx(2.0, rel=0.02)
+    fleet.report("b")
+    assert fleet.ratios("c")[0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_worker_whose_account_was_closed_changes_no_other_times() -> None:
+    fleet = Fleet("a", "b")
+    fleet.ledger.set_foreign("router", ("gone", 1), Totals(1, 100, 7))
+    fleet.report("gone")
+    fleet.ledger.set_foreign("router", ("gone", 1), NOTHING)
+    assert not fleet.ledger.knows(("gone", 1))
+    fleet.report("a", 2.0, prompts=WINDOW)
+    fleet.report("b")
+    assert [fleet.ratios(worker_id)[0] for worker_id in "ab"] == pytest.approx([2.0, 2.0], rel=0.02)
 
 
 def test_a_short_prompt_alone_takes_all_of_its_step() -> None:
