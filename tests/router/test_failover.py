@@ -303,7 +303,7 @@ async def test_requests_wait_in_the_queue_for_room_on_the_decode_worker(tokenize
 async def test_long_prompts_wait_while_the_prefill_worker_has_its_fill(tokenizer: Tokenizer) -> None:
     prefill, decode = ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")
     async with routing(tokenizer, prefill, decode) as router:
-        prefill.report(WorkerLoad(queued_prefill_tokens=20_000))
+        prefill.report(WorkerLoad(queued_prefill_tokens=CONFIG.placement.prefill_queue_tokens))
         key = ("p0", 1)
         while router.ledger.view(key).queued_prefill_tokens == 0:
             await asyncio.sleep(0.001)
