@@ -37,7 +37,7 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[ServingConfig
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def service(launcher: Callable[[ServingConfig], Launcher]) -> AsyncIterator[Service]:
-    planner, ray = {"enabled": True}, {"capacity_timeout_s": 6.0}
+    planner, ray = {"enabled": True}, {"capacity_timeout_s": 15.0}
     async with running_service("mock", 1, 1, launcher=launcher, planner=planner, ray=ray) as running:
         yield running
 
@@ -154,7 +154,9 @@ async def test_a_worker_that_no_node_has_room_for_is_given_up_with_the_reason_an
     async with asyncio.timeout(START_S):
         while resources_asked_for() != [{"CPU": 1.0}] * (CPUS + 1):
             await asyncio.sleep(0.1)
-    with pytest.raises(ConnectorError, match=r"decode-30: .* found no room .* within 6 s: it takes 1 CPU .* 0 CPU are"):
+    with pytest.raises(
+        ConnectorError, match=r"decode-30: .* found no room .* within 15 s: it takes 1 CPU .* 0 CPU are"
+    ):
         await adding
     assert resources_asked_for() == []
     assert process_of(connector, "decode-30") is None
