@@ -26,7 +26,7 @@ from router.placement.placement import weigh
 from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
-CONFIG: Final = PlacementConfig()
+CONFIG: Final = PlacementConfig(prefill_queue_tokens=2**31 - 1)  # simulated requests wait at the workers
 
 
 class Fate(Struct):

@@ -3,10 +3,10 @@ of restoring KV.
 
 Until a worker has reported RECENT steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
 and without any of these as the profile: because all known workers may be slower than the profile, an unknown one must
-not look faster than they are. When the last
-RECENT steps of a kind take CHANGED times as long as expected, or as short, the worker has changed: the earlier ones are
-forgotten, and until ENOUGH new ones are there, the coefficients are those from before, so many times. In a step that
-does both, prompts took what the decodes did not take by the model. Event loop only.
+not look faster than they are. When the last RECENT steps of a kind take CHANGED times as long as expected, or as short,
+the worker has changed: the earlier ones are forgotten, and until ENOUGH new ones are there, the coefficients are those
+from before, so many times. In a step that does both, prompts took what the decodes did not take by the model. Event
+loop only.
 """
 
 from collections import deque
