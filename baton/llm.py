@@ -20,6 +20,7 @@ from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, Tensors
 from kvtransfer.slab.slab import Slab
 from router.api.sampling_options import model_defaults
+from router.parsing.families import MARKS
 from router.requests.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import ModelFiles
@@ -53,7 +54,7 @@ class LLM:
         files = served_model(config, progress=sys.stderr.isatty())
         config = suited_alone(config, {"engine": settings}, files, gpu=_on_gpu(config))
         self._config = config.engine
-        self.tokenizer = Tokenizer(files.folder, files.config.vocab_size)
+        self.tokenizer = Tokenizer(files.folder, files.config.vocab_size, MARKS)
         answers: Answers | None = None
 
         def lost(error: RankLostError) -> None:

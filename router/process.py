@@ -32,6 +32,7 @@ from router.api.sampling_options import chosen_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
+from router.parsing.families import MARKS
 from router.parsing.parsing import model_families
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
@@ -186,7 +187,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     expected, hits = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
     parts = Parts(
-        tokenizer=Tokenizer(files.folder, files.config.vocab_size),
+        tokenizer=Tokenizer(files.folder, files.config.vocab_size, MARKS, config.router.parse_control_tokens),
         block_size=config.engine.block_size,
         config=config.router,
         pool=pool,

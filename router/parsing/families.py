@@ -74,6 +74,11 @@ REASONING_FAMILIES = {
     ),
 }
 
+MARKS = frozenset(text for family in TOOL_FAMILIES.values() for text in (*family.opens, *family.inner)) | frozenset(
+    text for family in REASONING_FAMILIES.values() for text in (family.opens, family.closes, *family.inner)
+)
+"""What answers of any family are made of besides text."""
+
 TOOL_SIGNS = (
     Sign("qwen3_coder", ("<tool_call>", "<function=")),
     Sign("hermes", ("<tool_call>",)),

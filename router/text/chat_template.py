@@ -27,6 +27,7 @@ Message = Mapping[str, Any]
 
 
 PIECES_AT_ONCE = 256  # of the text, after which its length and the time are looked at
+NESTED = "they, or variables of their template, are nested too deep"
 MAX_RENDER_S = 5.0  # of a processor, for one conversation; a large one takes milliseconds
 
 
@@ -58,9 +59,7 @@ class ChatTemplate:
         try:
             return _joined(self._template.generate(values), max_chars)
         except RecursionError as error:
-            raise InvalidRequestError(
-                "messages", "they, or variables of their template, are nested too deep"
-            ) from error
+            raise InvalidRequestError("messages", NESTED) from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
 

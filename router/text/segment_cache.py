@@ -42,8 +42,10 @@ class SegmentCache:
         self._known: OrderedDict[str, TokenIds] = OrderedDict()
         self._lock = threading.Lock()
 
-    def begin(self, text: str) -> Unfinished:
-        segments = self._segments(text)
+    def begin(self, text: str, separator: str | None = None) -> Unfinished:
+        """`separator`: cuts the text into parts that are tokenized one by one, and stands in none of them."""
+        parts = [text] if separator is None else filter(None, text.split(separator))
+        segments = [segment for part in parts for segment in self._segments(part)]
         with self._lock:
             tokens = [self._look_up(segment) for segment in segments]
         missing = (len(segment) for segment, known in zip(segments, tokens, strict=True) if known is None)
@@ -63,7 +65,7 @@ class SegmentCache:
     def _segments(self, text: str) -> list[str]:
         if self._boundaries is None:
             return [text]
-        cuts = [start for start in _begins(self._boundaries, text) if start]
+        cuts = [start for start in begins(self._boundaries, text) if start]
         return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def _look_up(self, segment: str) -> TokenIds | None:
@@ -86,7 +88,7 @@ def kept_bytes(segment: str, tokens: TokenIds) -> int:
     return sys.getsizeof(segment) + tokens.nbytes + PLACE_BYTES
 
 
-def _begins(boundaries: "re.Pattern[str]", text: str) -> Iterator[int]:
+def begins(boundaries: "re.Pattern[str]", text: str) -> Iterator[int]:
     """Where special tokens begin. Because other threads wait for the end of each search, a long text is searched in
     windows; what begins in a window may end beyond it."""
     longest, end = len(boundaries.pattern), 0  # no token is longer than the pattern that lists them

@@ -5,19 +5,20 @@ It needs the `tokenizers` library alone; transformers, which imports torch, stay
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tokenizers
 
-from router.text.chat_template import Message, load_chat_template
+from router.text.chat_template import NESTED, Message, load_chat_template
+from router.text.control_tokens import ControlTokens
 from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
 from router.text.text_encoder import HARD_TEXTS, TokenIds, text_encoder
 from runtime.checkpoint import added_tokens
 from runtime.checkpoint.added_tokens import AddedToken
-from runtime.errors import ModelError
+from runtime.errors import InvalidRequestError, ModelError
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_LOCKED_TOKENS = 1024  # `decode` of the library keeps Python's lock for 0.4 us a token, `decode_batch` lets it go
@@ -25,14 +26,19 @@ _WORD_START = "▁"  # SentencePiece's sign for the space before a word
 
 
 class Tokenizer:
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder` has Hugging Face form; `vocab_size` is the model's, at least the tokenizer's. Raises ModelError."""
+    def __init__(
+        self, folder: Path, vocab_size: int, marks: Collection[str] = (), parse_control_tokens: bool = False
+    ) -> None:
+        """`folder` has Hugging Face form; `vocab_size` is the model's, at least the tokenizer's. `marks`: see
+        ControlTokens. `parse_control_tokens`: also those that messages spell out count. Raises ModelError."""
         self.vocab_size = vocab_size
         self._tokenizer, as_in_file = _load(folder)
         self._template = load_chat_template(folder)
         added = self._tokenizer.get_added_tokens_decoder()
         self._encode = text_encoder(self._tokenizer, folder / "tokenizer.json" if as_in_file else None)
         self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
+        control = () if parse_control_tokens else added.values()
+        self._control = ControlTokens(control, self._template.source, marks)
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
@@ -57,7 +63,12 @@ class Tokenizer:
     ) -> Unfinished:
         """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError, also when
         the text is longer than `max_chars`."""
-        return self._segments.begin(self._template.render(messages, variables, max_chars=max_chars))
+        try:
+            plain = self._control.plain(messages, variables)
+        except RecursionError as error:
+            raise InvalidRequestError("messages", NESTED) from error
+        text = self._template.render(plain.messages, plain.variables, max_chars=max_chars)
+        return self._segments.begin(text, plain.separator)
 
     @property
     def chat_template(self) -> str:

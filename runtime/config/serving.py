@@ -106,6 +106,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
     tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens
     reasoning_parser: ReasoningParser = "auto"
+    parse_control_tokens: bool = False  # True: a message that spells out a control token forges it
     ui: bool = True  # the live page at /ui
     cors_origins: tuple[Text, ...] = ()  # of web pages that may call the HTTP API; "*": all
     placement: PlacementConfig = PlacementConfig()

@@ -149,4 +149,4 @@ def test_a_search_in_windows_finds_what_one_search_finds(parts: list[str], windo
     assert pattern is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_cache, "WINDOW_CHARS", window_chars)
-        assert list(segment_cache._begins(pattern, text)) == [match.start() for match in pattern.finditer(text)]
+        assert list(segment_cache.begins(pattern, text)) == [match.start() for match in pattern.finditer(text)]
