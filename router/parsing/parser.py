@@ -1,7 +1,8 @@
 """Takes one answer apart while it is written: text, reasoning and tool calls.
 
 Its text shows the special tokens that families use as marks. What is no call after all becomes text, so nothing is
-lost; if its name is told already, the call is cut. A call that ends too early is cut, too, and its text is dropped.
+lost; if its name is told already, the call is cut. So is a call that ends too early; its text is dropped when the
+answer has met its limit of tokens, which its finish reason says.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class Parser:
     def end(self, cut: bool) -> list[Event]:
         """The last events. cut: the answer was stopped at its limit of tokens."""
         self._cut = cut
-        self._reader.end()
+        self._reader.end(cut)
         next(self._steps, None)
         return self._taken()
 
@@ -109,7 +110,7 @@ class Parser:
         except MalformedError:
             is_text = True
         except EndedError:
-            is_text = not self._cut and not calls.is_open
+            is_text = not self._cut
         calls.cut()
         raw, reader.raw = "".join(reader.raw), None
         if is_text and raw.strip():

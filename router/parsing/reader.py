@@ -15,6 +15,7 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 MAX_NAME_CHARS = 256
+MIN_HALF_MARK = 3  # characters of a mark by which it is told from a text that happens to end with them
 _SPACES = re.compile(r"[ \t\r\n]*")
 _PLAIN_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')  # of JSON, without escapes
 _QUOTED = re.compile(r'[^"\\]*')  # what changes nothing within a text of JSON,
@@ -35,15 +36,16 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0  # what stands before is read
-        self._ended = False
+        self._ended = self._cut = False
         self.raw: list[str] | None = None  # while it is a list: all that is read
 
     def push(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def end(self) -> None:
-        self._ended = True
+    def end(self, cut: bool = False) -> None:
+        """cut: the answer was stopped at its limit of tokens, perhaps in the middle of a mark."""
+        self._ended, self._cut = True, cut
 
     def until(self, marks: Sequence[str], emit: Emit) -> Steps[str | None]:
         """Gives out the text up to the first of `marks`, which is taken and returned; None: the text has ended."""
@@ -53,9 +55,12 @@ class Reader:
                 self._give(found.start() - self._at, emit)
                 self.take(len(found[0]))
                 return found[0]
-            held = 0 if self._ended else _possible_start(self._text, self._at, marks)
+            held = _possible_start(self._text, self._at, marks)
+            if self._ended and not (self._cut and held >= MIN_HALF_MARK):
+                held = 0
             self._give(len(self._text) - self._at - held, emit)
             if self._ended:
+                self.take(held)
                 return None
             yield
 
@@ -110,9 +115,10 @@ class Reader:
         return "".join(name)
 
     def closing(self, mark: str) -> Steps[None]:
-        """Takes the mark that closes a call, which is complete without it."""
+        """Takes the mark that closes a call, or what there is of it. The call is complete without it."""
         yield from self.spaces()
-        if (yield from self.starts_with((mark,))):
+        whole = yield from self.starts_with((mark,))
+        if whole or (self._ended and mark.startswith(self._text[self._at :])):
             self.take(len(mark))
 
     def spaces(self) -> Steps[None]:

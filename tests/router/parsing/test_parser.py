@@ -155,6 +155,16 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert parsed("hermes", list(text)) == [Text(text)]
 
 
+def test_half_marks_at_the_limit_of_tokens_are_no_text() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}'
+    for half in ("</tool_call", "</to", "\n</tool_call"):
+        assert parsed("hermes", [call + half], cut=True) == parsed("hermes", [call], cut=True)
+    assert parsed("hermes", ["A text <tool_c"], cut=True) == [Text("A text ")]
+    assert parsed("hermes", ["A text <tool_c"]) == [Text("A text <tool_c")]  # the model has ended it
+    assert parsed("hermes", ["if a <"], cut=True) == [Text("if a <")]
+    assert parsed("hermes", ["a thought</thi"], cut=True, in_reasoning=True) == [Reasoning("a thought")]
+
+
 def test_a_call_that_is_cut_off_is_dropped() -> None:
     assert parsed("hermes", ['<tool_call>{"na'], cut=True) == []
     assert parsed("hermes", ['<tool_call>{"name": "find", "arguments": {'], cut=True)[-1] == CallCut(0)

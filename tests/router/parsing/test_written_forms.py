@@ -84,9 +84,9 @@ def test_a_call_whose_arguments_are_no_json_is_cut_and_is_text(family: str, text
         ("qwen3_coder", "<tool_call><function=f><parameter=a>b"),
     ],
 )
-def test_a_call_that_the_model_leaves_unfinished_is_cut(family: str, text: str) -> None:
+def test_a_call_that_the_model_or_a_stop_string_leaves_unfinished_is_cut_and_stays_text(family: str, text: str) -> None:
     parser = Parser(TOOL_FAMILIES[family], None, numbered_ids("r"))
-    assert (parser.push(text) + parser.end(cut=False))[-1] == CallCut(0)
+    assert (parser.push(text) + parser.end(cut=False))[-2:] == [CallCut(0), Text(text)]
     assert parser.num_calls == 0
 
 
