@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+from runtime.grammar.schemas import NAMED_SCHEMAS, NOT_SCHEMAS
+
 LOOKING_S: Final = 0.2  # of the thread's own time; only the words of a refusal depend on it
 UNSATISFIABLE = "Unsatisfiable schema"
-_NOT_SCHEMAS = frozenset(("enum", "const", "default", "examples"))
-_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _DEFINITIONS = ("$defs", "definitions")
 _TRIED_LAST = ("properties", "type")  # without them many an error vanishes that another keyword causes
 
@@ -65,10 +65,10 @@ def _same(inner: str, outer: str) -> bool:
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(path from the schema on, schema) of those right within it."""
     for name, value in schema.items():
-        if name in _NOT_SCHEMAS:
+        if name in NOT_SCHEMAS:
             continue
         if isinstance(value, Mapping):
-            named = value.items() if name in _NAMED_SCHEMAS else (("", value),)
+            named = value.items() if name in NAMED_SCHEMAS else (("", value),)
             parts = [(f".{name}.{key}" if key else f".{name}", part) for key, part in named]
         else:
             parts = [(f".{name}[{i}]", part) for i, part in enumerate(value)] if isinstance(value, list) else []

@@ -7,6 +7,7 @@ from typing import Any
 import llguidance
 
 from baton_proto.grammar import Grammar
+from runtime.grammar.schemas import enforced
 from runtime.grammar.structural_tags import tags_source
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
@@ -59,6 +60,8 @@ def parsed(text: str) -> Any:
 def json_source(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"must be an object or a boolean, not {type(schema).__name__}")
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema if isinstance(schema, dict) else {} if schema else {"not": {}}), overrides=JSON_OPTIONS
-    )
+    try:
+        told = enforced(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(told), overrides=JSON_OPTIONS)
