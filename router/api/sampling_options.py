@@ -35,6 +35,7 @@ class Options(Struct, frozen=True, kw_only=True):
     names: Mapping[str, str] = {}  # field of SamplingParams -> the caller's name of it, where that is another
     stop: Sequence[str] = ()
     n: int | None = None
+    cuts_max_tokens: bool = False  # more than fit are as many as fit, else they are refused
 
     def name_of(self, parameter: str) -> str:
         return self.names.get(parameter, parameter)

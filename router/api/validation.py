@@ -74,6 +74,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     request_id: str  # see make_request_id
     prompt_field: str = "prompt"  # the caller's name of the prompt
+    add_special_tokens: bool = True  # to a prompt that is a text, as training had it
     model: str | None = None
     priority: int = 0
     caller: Caller = ANYONE
@@ -100,7 +101,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     deadline_s = started_s + timeout_s
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families, frontend.tokenizer)
-    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s)
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
     if sampling.grammar is not None:
         await _check_grammar(frontend, sampling.grammar, options.name_of("grammar"), deadline_s)
     parsing = None
@@ -297,6 +298,8 @@ def _check_length(
     _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
     max_tokens: int = options.given.get("max_tokens", min(room, defaults.get("max_tokens", room)))
+    if max_tokens > room and options.cuts_max_tokens:
+        return room
     if max_tokens > room:
         problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
         raise ContextLengthError(options.name_of("max_tokens"), problem)

@@ -154,6 +154,6 @@ def _sampling(name: str, value: Any) -> Any:
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(value, kind, str_keys=True)
+        return msgspec.convert(value, kind, str_keys=True, strict=False)  # Triton's clients write numbers as texts
     except msgspec.ValidationError as error:
         raise InvalidRequestError(name, str(error)) from None

@@ -17,6 +17,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     prompt_field: str  # its name of the prompt
     model: str | None
     stream: bool
+    add_special_tokens: bool = True  # to prompts that are texts
     priority: int = 0
     cache_salt: str = ""
     keep_s: float = 0.0  # for how long the prompts shall stay cached

@@ -98,6 +98,7 @@ class GenerationEndpoint:
             call = Call(
                 request_id=request_id,
                 prompt_field=asked.prompt_field if alone else f"{asked.prompt_field}[{position}]",
+                add_special_tokens=asked.add_special_tokens,
                 model=asked.model,
                 priority=asked.priority,
                 caller=http.scope.get(CALLER, ANYONE),

@@ -132,6 +132,7 @@ class OpenAIDialect:
             prompt_field=body.prompt_field,
             model=body.model,
             stream=bool(body.stream),
+            add_special_tokens=body.add_special_tokens is not False,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             keep_s=body.keep_s,

@@ -48,7 +48,8 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     priority: int | None = None
     cache_salt: str | None = None  # as in vLLM
-    return_token_ids: bool | None = None  # as in vLLM, too
+    return_token_ids: bool | None = None  # as in vLLM, as is the next one
+    add_special_tokens: bool | None = None
     keep_cache_s: float | None = None  # ours, as is the next one
     drop_cache: bool | None = None
     prompt_cache_retention: str | None = None  # OpenAI's, as is the next one
@@ -125,6 +126,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         if self.echo:
             raise InvalidRequestError("echo", "is not supported for chats; /v1/completions has it")
+        if self.add_special_tokens:
+            raise InvalidRequestError("add_special_tokens", "cannot be true: a chat has those of its template")
         names = {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from router.api.http.errors import ErrorBody
 from router.api.messages.output import (
@@ -41,10 +41,12 @@ def error_answer(status: int, error: ErrorBody, request_id: str) -> MessageError
 class MessageAnswer:
     of_prompts = None
 
-    def __init__(self, message: Message, request_id: str) -> None:
-        """`message`: with the tokens of the prompt, and nothing written."""
+    def __init__(self, message: Message, request_id: str, room: int | None = None) -> None:
+        """`message`: with the tokens of the prompt, and nothing written. `room`: tokens that the context window leaves
+        to the answer; None: all that were asked for."""
         self._message = message
         self._request_id = request_id
+        self._room = room
         self._begun = False
         self._block: ContentBlock | None = None  # that is being written, the last of the content
         self._arguments: list[str] = []  # of the call that is being written
@@ -70,6 +72,8 @@ class MessageAnswer:
             yield from self._end_block()
             stopped = piece.stop_string is not None and piece.finish_reason == "stop"
             self._message.stop_reason = "stop_sequence" if stopped else STOP_REASONS[piece.finish_reason]
+            if piece.finish_reason == "length" and self._room is not None:
+                self._message.stop_reason = "model_context_window_exceeded"
             self._message.stop_sequence = piece.stop_string if stopped else None
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
@@ -79,6 +83,7 @@ class MessageAnswer:
             input_tokens=finished.prompt_tokens - finished.cached_tokens,
             cache_read_input_tokens=finished.cached_tokens,
             output_tokens=finished.completion_tokens,
+            max_tokens=UNSET if self._room is None else self._room,
             **thought,
         )
         stop = Stop(message.stop_reason, message.stop_sequence)

@@ -38,8 +38,12 @@ class MessagesDialect:
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
     ) -> MessageAnswer:
-        usage = MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0)
-        return MessageAnswer(Message(id=f"msg_{request_id}", model=self._frontend.model, usage=usage), request_id)
+        usage, room = (
+            MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0),
+            requests[0].sampling[0].max_tokens,
+        )
+        message = Message(id=f"msg_{request_id}", model=self._frontend.model, usage=usage)
+        return MessageAnswer(message, request_id, None if room == options.given["max_tokens"] else room)
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return error_answer(status, error, request_id)

@@ -181,7 +181,7 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
         given, names = self.sampled() | {"max_tokens": self.max_tokens}, {"stop": "stop_sequences"}
         if self.output_config is not None and (found := self.output_config.grammar()):
             given["grammar"], names["grammar"] = found
-        return Options(given=given, names=names, stop=self.stop_sequences or ())
+        return Options(given=given, names=names, stop=self.stop_sequences or (), cuts_max_tokens=True)
 
 
 def _cache_control(where: str, value: Any) -> CacheControl | None:

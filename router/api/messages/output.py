@@ -31,6 +31,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
+    max_tokens: int | UnsetType = UNSET  # ours: what fit of the request's max_tokens, where that was less
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
 

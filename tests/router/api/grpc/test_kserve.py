@@ -149,6 +149,17 @@ async def test_values_may_stand_in_the_tensors_themselves(
     assert (sampling.top_p, sampling.stop_token_ids, asked.stop) == (0.5, (3, 4), ("x", "yy"))
 
 
+async def test_numbers_may_be_written_as_texts_as_tritons_clients_do(
+    stub: pb_grpc.GRPCInferenceServiceStub, generator: ScriptedGenerator
+) -> None:
+    told = {"sampling_parameters": '{"temperature": "0.25", "max_tokens": "7", "ignore_eos": "true"}', "top_k": "3"}
+    await stub.ModelInfer(
+        request(parameters={name: pb.InferParameter(string_param=text) for name, text in told.items()}), timeout=60
+    )
+    (sampling,) = generator.requests[0].sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.ignore_eos, sampling.top_k) == (0.25, 7, True, 3)
+
+
 def tensor(made: pb.ModelInferRequest, **fields: Any) -> pb.ModelInferRequest:
     made.inputs.add(**fields)
     return made

@@ -31,7 +31,9 @@ CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "café {"}}\n</tool_cal
 THOUGHT = f"<think>So.</think>Let me see.\n{CALL}\n{CALL}"
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 FIND = pb.Tool(name="find", description="Finds.", parameters=json.dumps(SCHEMA))
-BAD = pb.Tool(name="bad", parameters='{"type": "object", "properties": {"day": {"format": "moon"}}}')
+BAD = pb.Tool(
+    name="bad", parameters='{"type": "object", "properties": {"day": {"type": "string", "pattern": "(?=a)"}}}'
+)
 USER = pb.ChatMessage(role="user", content="Where?")
 
 
@@ -193,7 +195,7 @@ async def test_history_and_switches_reach_the_template(client: Client, generator
         ({"thinking_token_budget": 0}, "chat.thinking_token_budget: is 0, must be at least 1"),
         (
             {"tools": [FIND, BAD], "tool_choice": pb.TOOL_CHOICE_REQUIRED},
-            "chat.tools[1].parameters: cannot be used at $.properties.day.format: Unknown format: moon",
+            "chat.tools[1].parameters: cannot be used at $.properties.day.pattern: regex parse error",
         ),
         ({"template_variables": "["}, "chat.template_variables: cannot be used"),
         (
