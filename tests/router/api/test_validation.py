@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from msgspec.structs import replace
 
 from baton_proto.sampling import MAX_SEED, PARAMETERS
@@ -18,7 +19,7 @@ from runtime.blocks.block_hash import SEED
 from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
 from tests.clock import Clock
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
-from tests.tiny_model import VOCAB_SIZE
+from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 CALL = Call(request_id="r1")
 
@@ -280,6 +281,16 @@ async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None
 async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
         await check(frontend, call=replace(CALL, priority=priority))
+
+
+async def test_a_text_has_the_special_tokens_of_training_unless_its_caller_wants_none(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path) / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(path))
+    library.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 1)])
+    library.save(str(path))
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tmp_path)))
+    plain = (await check(frontend, call=replace(CALL, add_special_tokens=False))).prompt.tolist()
+    assert (await check(frontend)).prompt.tolist() == [1, *plain]
 
 
 async def test_the_callers_timeout_sets_the_deadline(frontend: Frontend, clock: Clock) -> None:
