@@ -89,7 +89,10 @@ class SecuredSocket(socket.socket):
         while filled < view.nbytes and (whole or not filled):
             with self._lock:
                 try:
-                    filled += int(self._tls.read(view.nbytes - filled, view[filled:]))
+                    received = int(self._tls.read(view.nbytes - filled, view[filled:]))
+                    if not received:  # after the peer's close_notify, and before Python 3.11.4 after any end
+                        return filled
+                    filled += received
                     continue
                 except ssl.SSLWantReadError:
                     pass
