@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from engine.core.engine import Engine
@@ -22,7 +23,11 @@ TIMEOUT_S = 30.0
 
 
 class Worker:
-    """An engine with a small pool, a smaller host tier and a disk tier below, driven as an engine loop drives it."""
+    """An engine with a small pool, a smaller host tier and a disk tier below, driven as an engine loop drives it.
+
+    What is cached where does not depend on how quick the machine is: the disk has written what it was given before the
+    next request comes, reading is always sooner than computing, and no read is late.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Worker:
             engine = replace(engine, host_kv_memory=host, host_kv_checksum=checked, disk_kv=disk)
         self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
         self.engine: Engine = self.assembly.engine
-        self.engine.block_manager.compute_s = lambda num_tokens: inf  # reading is sooner, however quick the machine
+        self.engine.block_manager.compute_s = lambda num_tokens: inf
         self.disk_is_done = threading.Event()
         self.engine.block_manager.on_copied(self.disk_is_done.set)
         self.names = 0
@@ -67,6 +72,7 @@ class Worker:
             if not output.is_news:
                 self.disk_is_done.wait(0.1)
             assert self.engine.check_integrity() == []
+        self.until_written()
         return sequence, tokens
 
     def until_written(self) -> None:
@@ -83,12 +89,16 @@ class Worker:
 
 
 @contextmanager
-def worker(*arguments: object, **options: int) -> Iterator[Worker]:
-    one = Worker(*arguments, **options)  # type: ignore[arg-type]
-    try:
-        yield one
-    finally:
-        one.close()
+def worker(*arguments: object, late_s: float = inf, **options: int) -> Iterator[Worker]:
+    """`late_s`: a read that takes longer is not waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.tiers.disk_kv.LATE_S", late_s)
+        patch.setattr("engine.ranks.ranked_disk.LATE_S", late_s)
+        one = Worker(*arguments, **options)  # type: ignore[arg-type]
+        try:
+            yield one
+        finally:
+            one.close()
 
 
 def conversations(count: int, seed: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace as replaced
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,6 @@ def written(model: Path, folder: Path) -> list[int]:
     with worker(model, folder) as one:
         _, answer = one.answer(prompt(0))
         one.answers([prompt(seed) for seed in range(1, 10)])
-        one.until_written()
     return answer
 
 
@@ -60,7 +60,6 @@ def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: 
     with worker(tiny_model, tmp_path) as one:
         _, before = one.answer(prompt(0))
         one.answers([prompt(seed) for seed in range(1, 10)])
-        one.until_written()
         kept = one.engine.load().disk_blocks_used
     with worker(tiny_model, tmp_path) as again:
         assert again.engine.restoring_ms() == (0.0, 0.0), "nothing has come back yet"
@@ -91,7 +90,6 @@ def test_a_damaged_disk_costs_time_and_no_answer(
     prompts = conversations(25, 1)
     with worker(tiny_model, tmp_path) as one:
         one.answers(prompts)
-        one.until_written()
     (blocks,) = tmp_path.glob("*/0/blocks")
     size = blocks.stat().st_size
     with blocks.open("r+b") as file:
@@ -146,16 +144,15 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 
     write = BlockFiles.write
     monkeypatch.setattr(BlockFiles, "write", refuse)
+    monkeypatch.setattr(module, "REST_S", inf)
     with worker(tiny_model, tmp_path) as one:
         one.answers(conversations(10, 2))
-        one.until_written()
         assert tried == one.engine.block_manager.num_disk_errors == 1
         assert one.engine.load().disk_blocks_used == 0
         monkeypatch.setattr(BlockFiles, "write", write)
         monkeypatch.setattr(module, "REST_S", 0.0)
         one.engine.block_manager._disk._silent_until_s = 0.0  # type: ignore[union-attr]
         one.answers(conversations(10, 2))
-        one.until_written()
         assert one.engine.load().disk_blocks_used > 0
 
 
@@ -167,7 +164,6 @@ def test_a_block_whose_read_fails_is_computed_and_the_next_one_is_read(
         _, before = one.answer(prompt(0))
         _, other = one.answer(prompt(1))
         one.answers([prompt(seed) for seed in range(2, 10)])
-        one.until_written()
     read, failures = BlockFiles.read, [problem]
 
     def fail(*arguments: object) -> bool:
@@ -203,7 +199,6 @@ def test_what_was_written_would_outlive_the_machine_when_the_tier_has_closed(
         recorded("pwrite")
         recorded("fsync")
         one.answers([prompt(seed) for seed in range(10)])
-        one.until_written()
         assert {"pwrite index", "pwrite blocks"} == set(calls)
     assert calls[-3:] == ["fsync blocks", "fsync index", "fsync 0"]
 
@@ -243,8 +238,7 @@ def test_nobody_waits_for_a_disk_that_does_not_answer(
         return read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BlockFiles, "read", hang)
-    monkeypatch.setattr(module, "LATE_S", 0.2)
-    with worker(tiny_model, tmp_path) as again:
+    with worker(tiny_model, tmp_path, late_s=0.2) as again:
         again.engine.step()
         sequence, after = again.answer(prompt(0))
         assert (after, sequence.num_cached_tokens) == (before, 0)
@@ -257,7 +251,6 @@ def test_nobody_waits_for_a_disk_that_does_not_answer(
 def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: Path) -> None:
     with worker(tiny_model, tmp_path) as one:
         one.answers([prompt(seed) for seed in range(10)])
-        one.until_written()
         one.engine.block_manager.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
             times = one.engine.block_manager._disk._times = ReadTimes()  # type: ignore[union-attr]
@@ -266,7 +259,6 @@ def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: P
             sequence, _ = one.answer(prompt(0))
             assert sequence.num_cached_tokens == found
             one.answers([prompt(seed) for seed in range(1, 10)])
-            one.until_written()
 
 
 def test_what_was_cleared_is_not_found_by_a_restart(tiny_model: Path, tmp_path: Path) -> None:
