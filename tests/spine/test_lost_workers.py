@@ -9,9 +9,10 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer
 from tests.service import TRANSPORTS, Service, running_service
+from tests.spine.busy import killed_while_busy
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import kill_running, until_gone, until_idle
+from tests.spine.worker_view import until_gone, until_idle
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
 SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
@@ -22,11 +23,20 @@ def oracle(tiny_model: Path) -> Oracle:
     return Oracle(tiny_model)
 
 
-async def killed_in_mid_prompt(service: Service, prompts: list[list[int]], max_tokens: int) -> tuple[str, list[Answer]]:
-    """Kills a prefill worker that is busy with a prompt; returns its id and the answers."""
-    requests = [asyncio.create_task(ask(service.client, prompt, max_tokens)) for prompt in prompts]
-    lost = await kill_running(service, service.workers("prefill"))
-    return lost, list(await asyncio.gather(*requests))
+async def killed_in_mid_prompt(service: Service, oracle: Oracle, callers: int, first_seed: int) -> tuple[str, set[str]]:
+    """Kills a prefill worker that is busy with a prompt; returns its id, and the prefill workers of the answers that
+    were begun again, all of which are right."""
+
+    def prompt(number: int) -> list[int]:
+        return random_prompt(3000, seed=first_seed + number)
+
+    lost, answers = await killed_while_busy(
+        service, service.workers("prefill"), lambda number: ask(service.client, prompt(number), 12), callers
+    )
+    for number, answer in answers.items():
+        assert answer.token_ids == oracle.greedy(prompt(number), 12, guess=answer.token_ids)
+    served = [answer.served_by[0] for answer in answers.values()]
+    return lost, {one.prefill_worker for one in served if one.attempts > 1}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -36,29 +46,13 @@ async def test_prefill_workers_killed_in_mid_prompt_cost_no_answer(
     """One of two, and then the other."""
     transfer = {"transport": transport}
     async with running_service(tiny_model, 2, 1, SHIP_ALL, engine=SLOW_PROMPTS, transfer=transfer) as service:
-        lost = await another_one_is_left(service, oracle)
+        lost, served_again = await killed_in_mid_prompt(service, oracle, 3, 0)
+        assert served_again == {"prefill-1", "prefill-2"} - {lost}
+        await until_idle(service)
         await until_gone(service, lost)
-        await none_is_left_so_the_decode_worker_runs_the_prompt(service, oracle)
-
-
-async def another_one_is_left(service: Service, oracle: Oracle) -> str:
-    """The id of the lost one."""
-    prompts = [random_prompt(3000, seed=seed) for seed in range(3)]
-    lost, answers = await killed_in_mid_prompt(service, prompts, 12)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.token_ids == oracle.greedy(prompt, 12, guess=answer.token_ids)
-    assert {answer.served_by[0].prefill_worker for answer in answers} == {"prefill-1", "prefill-2"} - {lost}
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
-    await until_idle(service)
-    return lost
-
-
-async def none_is_left_so_the_decode_worker_runs_the_prompt(service: Service, oracle: Oracle) -> None:
-    prompt = random_prompt(3000, seed=7)
-    _, (answer,) = await killed_in_mid_prompt(service, [prompt], 12)
-    assert answer.token_ids == oracle.greedy(prompt, 12, guess=answer.token_ids)
-    assert answer.served_by[0].prefill_worker == ""
-    await until_idle(service)
+        _, served_again = await killed_in_mid_prompt(service, oracle, 2, 100)
+        assert served_again == {""}, "the decode worker runs the prompt"
+        await until_idle(service)
 
 
 async def test_decode_workers_killed_in_mid_stream_lose_and_double_no_token(tiny_model: Path, oracle: Oracle) -> None:
@@ -70,19 +64,21 @@ async def test_decode_workers_killed_in_mid_stream_lose_and_double_no_token(tiny
 
 async def a_decode_worker_is_left(service: Service, oracle: Oracle) -> str:
     """The id of the lost one."""
-    prompt, begun = random_prompt(100, seed=11), asyncio.Event()
-    requests = [
-        asyncio.create_task(
-            service.client.generate(greedy(prompt[number:], 600, ignore_eos=True), 60, lambda piece: begun.set())
+    begun = asyncio.Event()
+
+    def prompt(number: int) -> list[int]:
+        return random_prompt(100, seed=100 + number)
+
+    async def answer_of(number: int) -> Answer:
+        return await service.client.generate(
+            greedy(prompt(number), 600, ignore_eos=True), 60, lambda piece: begun.set()
         )
-        for number in range(4)
-    ]
-    await begun.wait()
-    lost = await kill_running(service, ["decode-1", "decode-2"])
-    for number, answer in enumerate(answers := await asyncio.gather(*requests)):
-        assert answer.token_ids == oracle.greedy(prompt[number:], 600, ignore_eos=True, guess=answer.token_ids)
-        assert {served.decode_worker for served in answer.served_by} == {"decode-1", "decode-2"} - {lost}
-    assert any(answer.served_by[0].attempts > 1 for answer in answers)
+
+    lost, answers = await killed_while_busy(service, ["decode-1", "decode-2"], answer_of, 4, begun=begun)
+    for number, answer in answers.items():
+        assert answer.token_ids == oracle.greedy(prompt(number), 600, ignore_eos=True, guess=answer.token_ids)
+    served_again = {one.served_by[0].decode_worker for one in answers.values() if one.served_by[0].attempts > 1}
+    assert served_again == {"decode-1", "decode-2"} - {lost}
     await until_gone(service, lost)
     await until_idle(service)
     return lost

@@ -16,9 +16,10 @@ from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from tests.service import Service, SharedService, running_service
+from tests.spine.busy import killed_while_busy
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
-from tests.spine.worker_view import kill_running, until_idle, until_running
+from tests.spine.worker_view import until_idle
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 NEAR = 1e-3
@@ -233,14 +234,15 @@ async def test_choices_share_one_computed_and_shipped_prompt(shared: SharedServi
 
 
 async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_score(model: Path, oracle: Oracle) -> None:
-    prompt = random_prompt(2000, seed=9)
     async with running_service(model, 1, 1, SHIP_SOME, engine={"max_batch_tokens": 16}) as service:
-        asking = asyncio.create_task(ask(service.client, prompt, 6, prompt_logprobs=1))
-        await until_running(service, "prefill-1")
-        service.kill("prefill-1")
-        answer = await asking
-        assert answer.served_by[0].attempts > 1
-        assert_exact(answer, prompt, oracle)
+
+        async def answer_of(number: int) -> Answer:
+            return await ask(service.client, random_prompt(2000, seed=900 + number), 6, prompt_logprobs=1)
+
+        _, answers = await killed_while_busy(service, ["prefill-1"], answer_of, callers=2)
+        assert any(answer.served_by[0].attempts > 1 for answer in answers.values())
+        for number, answer in answers.items():
+            assert_exact(answer, random_prompt(2000, seed=900 + number), oracle)
         await until_idle(service)
 
 
@@ -249,15 +251,13 @@ async def test_a_decode_worker_killed_in_mid_stream_costs_and_doubles_no_score(m
     async with running_service(model, 1, 2, SHIP_SOME) as service:
         begun = asyncio.Event()
 
-        async def answer_of(prompt: list[int]) -> Answer:
-            request = greedy(prompt, 400, ignore_eos=True, prompt_logprobs=1)
+        async def answer_of(number: int) -> Answer:
+            request = greedy(prompts[number % 4], 400, ignore_eos=True, prompt_logprobs=1)
             return await service.client.generate(request, 60, lambda piece: begun.set())
 
-        requests = [asyncio.create_task(answer_of(prompt)) for prompt in prompts]
-        await begun.wait()
-        await kill_running(service, ["decode-1", "decode-2"])
-        answers = await asyncio.gather(*requests)
-        assert any(answer.served_by[0].attempts > 1 for answer in answers)
-        for prompt, answer in zip(prompts, answers, strict=True):
+        _, answers = await killed_while_busy(service, ["decode-1", "decode-2"], answer_of, 4, begun=begun)
+        assert any(answer.served_by[0].attempts > 1 for answer in answers.values())
+        for number, answer in answers.items():
+            prompt = prompts[number % 4]
             assert_exact(answer, prompt, oracle)
             assert answer.token_ids == oracle.greedy(prompt, 400, ignore_eos=True, guess=answer.token_ids)

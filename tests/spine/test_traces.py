@@ -17,8 +17,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from baton_proto.generated import inference_pb2_grpc as pb_grpc
 from tests.router.tracing.collector import Collector, collecting
 from tests.service import Service, running_service
+from tests.spine.busy import killed_while_busy
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import kill_running
 
 PARENT = "00f067aa0ba902b7"
 SHIP_ALL = {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}
@@ -109,11 +109,15 @@ async def test_neither_a_caller_who_says_no_nor_a_share_of_0_makes_a_trace(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_replayed_request_shows_both_attempts(traced: tuple[Service, Collector]) -> None:
     service, collector = traced
-    trace_id = "33" * 16
-    asking = asyncio.create_task(complete(service, trace_id, 4000))
-    lost = await kill_running(service, service.workers("prefill"))
-    await asking
-    spans = await asyncio.to_thread(collector.trace, trace_id)
+    first_id = 0x33 << 120
+    lost, asked = await killed_while_busy(
+        service,
+        service.workers("prefill"),
+        lambda number: complete(service, f"{first_id + number:032x}", 4000 - number),
+        callers=2,
+    )
+    traces = [await asyncio.to_thread(collector.trace, f"{first_id + number:032x}") for number in asked]
+    spans = next(trace for trace in traces if len(named(trace, "attempt")) > 1)
     first, second = named(spans, "attempt")
     assert (facts(first)["baton.attempt"], facts(second)["baton.attempt"]) == (1, 2)
     assert first.status.code == Status.STATUS_CODE_ERROR

@@ -44,13 +44,6 @@ async def first_running(service: Service, worker_ids: Sequence[str], timeout_s: 
             await asyncio.sleep(POLL_S)
 
 
-async def kill_running(service: Service, worker_ids: Sequence[str]) -> str:
-    """Kills the first of these workers that is seen with a sequence in its batch; returns its id."""
-    lost = await first_running(service, worker_ids)
-    service.kill(lost)
-    return lost
-
-
 async def until_gone(service: Service, worker_id: str, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while worker_id in service.workers("prefill") + service.workers("decode"):
