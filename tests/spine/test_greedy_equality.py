@@ -53,11 +53,9 @@ async def test_answers_of_a_tiny_model_equal_those_of_transformers(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("topology", ["aggregated", TRANSPORTS[0]])  # bytes travel alike whatever the model
-async def test_answers_of_smollm2_equal_those_of_transformers(
-    smollm2_folder: Path, smollm2_oracle: Oracle, topology: str
-) -> None:
-    prefill, overrides = TOPOLOGIES[topology]
+async def test_answers_of_smollm2_equal_those_of_transformers(smollm2_folder: Path, smollm2_oracle: Oracle) -> None:
+    """Over one transport: bytes travel alike whatever the model."""
+    prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
     files = resolve_model("smollm2")
     text = Tokenizer(files.folder, files.config.vocab_size).encode(TEXT * 4, add_special_tokens=False).tolist()
     prompts = [text[start : start + length] for start, length in enumerate(SMOLLM2_LENGTHS)]

@@ -23,11 +23,9 @@ STEP_TOKENS = 64  # the longer prompts take several steps
 MAX_TOKENS = 12
 MIXES = [  # ranks of a prefill worker, of a decode worker, KV heads, transport
     (1, 2, 8, "shm"),
-    (2, 2, 8, "shm"),
     (4, 2, 8, "shm"),
-    (2, 4, 8, "tcp"),
     (4, 1, 2, "shm"),
-    (2, 4, 2, "shm"),
+    (2, 4, 2, "tcp"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""500 mixed requests at concurrency 16: only the client's own mistakes fail, nothing stays behind, memory is flat."""
+"""250 mixed requests at concurrency 16: only the client's own mistakes fail, nothing stays behind, memory is flat."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right
 
 SHIP_MOST = {"router": {"placement": {"local_prefill_tokens": 32}}}
-REQUESTS = 500
+REQUESTS = 250
 CONCURRENCY = 16
 GROWTH_LIMIT_BYTES = (
     48 * 1024 * 1024
@@ -22,7 +22,7 @@ GROWTH_LIMIT_BYTES = (
 
 
 @pytest.mark.timeout(300)
-async def test_five_hundred_mixed_requests_leave_nothing_behind(tiny_model: Path) -> None:
+async def test_two_hundred_and_fifty_mixed_requests_leave_nothing_behind(tiny_model: Path) -> None:
     async with running_service(tiny_model, 1, 2, SHIP_MOST, engine={"kv_memory": "16MiB"}) as service:
         random_source = random.Random(0)
         kinds = random_source.choices(list(KINDS), weights=[5, 1, 1, 1], k=REQUESTS)

@@ -22,6 +22,8 @@ from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NUM_LAYERS = 2 if DEVICE.type == "cuda" else 1  # the second one repeats launches; the interpreter has none to repeat
 NUM_BLOCKS, BLOCK_SIZE = 40, 16

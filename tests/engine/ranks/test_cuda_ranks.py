@@ -31,7 +31,10 @@ PARAMS = [
     SamplingParams(max_tokens=6, seed=5, temperature=0.8, grammar=Grammar("regex", "[a-z0-9 ]{6,20}")),
 ]
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from engine.ranks.ranks import Ranks
 from engine.tiers.disk_kv import DiskKv
 from tests.engine.tiers.disk_worker import conversations, worker
 
+pytestmark = pytest.mark.slow
+
 SIZE = 2
 PROMPTS = conversations(25, 1)
 

@@ -35,6 +35,8 @@ from tests.open_files import open_files
 from tests.service import assert_gone
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 NUM_BLOCKS = 40
 PRESSED_BLOCKS = 8

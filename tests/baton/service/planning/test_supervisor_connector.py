@@ -28,11 +28,12 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[ServingConfig
     if request.param == "children":
         yield LocalLauncher
         return
-    from baton.service.on_ray.cluster import connected
-    from baton.service.on_ray.launcher import RayLauncher
+    with ray_cluster(head_cpus=CPUS) as cluster:  # before anything imports Ray, which reads there how to log in
+        from baton.service.on_ray.cluster import connected
+        from baton.service.on_ray.launcher import RayLauncher
 
-    with ray_cluster(head_cpus=CPUS) as cluster, connected(cluster.address, "default"):
-        yield RayLauncher
+        with connected(cluster.address, "default"):
+            yield RayLauncher
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
