@@ -24,6 +24,7 @@ import re
 from typing import Any
 
 SHOWN_CHARS = 100  # of a word in a refusal, which may repeat a number of any length
+_LONG_WORD = re.compile(rf"\b(\w{{{SHOWN_CHARS}}})\w+")
 
 
 def shown(value: object) -> str:
@@ -53,7 +54,7 @@ class InvalidRequestError(BatonError):
 
     def __init__(self, field: str, problem: str) -> None:
         self.field = field
-        self.problem = re.sub(rf"(\w{{{SHOWN_CHARS}}})\w+", r"\1...", problem)
+        self.problem = _LONG_WORD.sub(r"\1...", problem)
         super().__init__(f"{field}: {self.problem}")
 
 

@@ -25,7 +25,7 @@ _FORMATS = {  # texts of these forms are valid; a few unusual ones are left out
     "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:\/\/{_URI_SIGN}+(\/{_URI_SIGN}*)*(\?({_URI_SIGN}|[\/?])*)?",
 }
 _CANNOT_FOLLOW = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref"))
-_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_PART = re.compile(r"\\.|\[\^?+\]?+(?:\\.|[^\]\\])*+\]?+|[^\\[()|^$]++|.", re.DOTALL)  # open brackets reach to the end
 
 
 def text_terminals(schema: Mapping[str, Any], where: str) -> list[str]:

@@ -357,7 +357,7 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
 
 def parse_bytes(text: str, where: str) -> int:
     """'512MiB' -> 536870912. Units: B, KiB, MiB, GiB, KB, MB, GB. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)\s*", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|B|)", text.strip())
     if not match:
         raise ConfigError(where, f"{text!r} is not a size such as 512MiB")
     number, unit = match.groups()

@@ -12,8 +12,7 @@ from runtime.grammar.structural_tags import tags_source
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
 JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE}
-_SCHEMA_LINE = re.compile(r"(?<=: )%json \{.*\}$", re.MULTILINE)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)  # one without an end is the rest
 
 
 def llguidance_source(grammar: Grammar) -> str:
@@ -41,13 +40,14 @@ def longest_text(grammar: Grammar) -> int:
     if grammar.kind == "regex":
         return len(grammar.text)
     if grammar.kind == "ebnf":  # the schemas of tools stand on lines of their own
-        schemas = [line[0] for line in _SCHEMA_LINE.finditer(grammar.text)]
+        rules = [line.partition(": %json {") for line in grammar.text.split("\n")]
+        schemas = [schema for _, _, schema in rules if schema.endswith("}")]
         return max((len(grammar.text) - sum(map(len, schemas)), *map(_longest_string, schemas)))
     return max((*map(len, grammar.choices), _longest_string(grammar.text)))
 
 
 def _longest_string(text: str) -> int:
-    return max((len(string[0]) - 2 for string in _STRING.finditer(text)), default=0)
+    return max((len(string[1]) for string in _STRING.finditer(text)), default=0)
 
 
 def parsed(text: str) -> Any:

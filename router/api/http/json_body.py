@@ -29,7 +29,7 @@ _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_INDEX = re.compile(r"\[[^]]*\]")
+_INDEX = re.compile(r"\[[^][]*\]")
 _INNER: Mapping[str, type[Struct]] = {
     "messages": ChatMessage,
     "content": TextPart,

@@ -246,7 +246,17 @@ def test_few_compiled_grammars_are_kept(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("abc", 1), ("a{3}", 3), ("(a{3}b{4}){5}", 20), (r"\{9}(x{2}){,6}y{7}", 12), ("((a{2})){2}", 4)]
+    ("text", "size"),
+    [
+        ("abc", 1),
+        ("a{3}", 3),
+        ("(a{3}b{4}){5}", 20),
+        (r"\{9}(x{2}){,6}y{7}", 12),
+        ("((a{2})){2}", 4),
+        (f"a{{ {'0' * 30}7 , }}", 7),
+        ("a{" + "9" * 30 + "}", 10**9),
+        ("a{99}" * 9 + "{999999999}" * 9, 10**9),
+    ],
 )
 def test_nested_repeats_are_multiplied(text: str, size: int) -> None:
     assert written_out(text) == size
