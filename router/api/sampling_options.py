@@ -23,7 +23,7 @@ OF_DRAWING = ("top_p", "top_k", "min_p")
 NO_DEFAULTS: Mapping[str, Any] = {}
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024  # of each: all that might begin one is compared with it after every token
+MAX_STOP_CHARS = 1024  # of each: what might begin one is held back
 
 _dice = random.Random()
 
