@@ -1,6 +1,7 @@
 """The table of targets: what reads bytes that others may have made, and how it may refuse them."""
 
 import json
+import random
 import struct
 import tempfile
 from collections.abc import Callable
@@ -19,13 +20,15 @@ from runtime.checkpoint.gguf_convert import convert
 from runtime.checkpoint.model_config import load_model_config
 from runtime.config.serving import load_config, parse_bytes
 from runtime.errors import BatonError
+from tests.fuzz import hostile_asks
+from tests.fuzz.asked_targets import answer, body, bounded, drawn, drawn_answer, drawn_schema, grammar, schema
 
 WIRE = (msgspec.DecodeError,)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`feed` must return, or raise one of `allowed`. `seeds`: well-formed input to begin with.
+    """`feed` must return, or raise one of `allowed`. `seeds`: well-formed input to begin with. `draw`: more input.
     `known`: a defect that is not mended yet, which an input of the corpus shows."""
 
     name: str
@@ -33,6 +36,7 @@ class Target:
     allowed: tuple[type[Exception], ...] = (BatonError,)
     seeds: tuple[bytes, ...] = ()
     known: str = ""
+    draw: Callable[[random.Random], bytes] | None = None
 
 
 def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -81,6 +85,7 @@ TOKENIZER = json.dumps(
     }
 ).encode()
 GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 4) + b"name" + struct.pack("<IQ", 8, 1) + b"x"
+SCHEMA = b'{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -112,4 +117,8 @@ TARGETS: tuple[Target, ...] = (
     Target("planner question", planner_control.decode_question, WIRE),
     Target("planner answer", planner_control.decode_answer, WIRE),
     Target("router report", router_report.decode_router_report, WIRE),
+    Target("grammar", bounded(grammar), (), (b"regex\0[a-c]{2,5}",), draw=drawn(hostile_asks.GRAMMARS)),
+    Target("schema", bounded(schema), (), (SCHEMA,), draw=drawn_schema),
+    Target("tools", bounded(body), (), draw=drawn(hostile_asks.BODIES)),
+    Target("answer", bounded(answer), (), (SCHEMA + b'\0{"name": "f", "arguments": {"n": 1}}',), draw=drawn_answer),
 )
