@@ -3,8 +3,12 @@
 Of a worker of several ranks, each rank has such a pair for its part of each block, in rank 0's folder. A block is found
 when every rank has its header in the same slot.
 
-A restart reads the index alone. A header holds a checksum of itself and one of its block's bytes: what is damaged or
+A restart reads the index alone. A header holds a sum of itself and one of its block's bytes: what is damaged or
 missing is gone, and nothing else. Because slots lie in two sparse files, only what was written takes room on the disk.
+
+Both sums have a key, the file `secret` above all workers' folders, so that only who could read it can have written a
+block that counts. Of the KV the sum is a keyed BLAKE2b of its GHASH, because a plain one takes 25 times as long. The
+GHASH itself is stored nowhere: who knew it could compute its key.
 
 Blocks pass through the page cache and are dropped from it: a read is not repeated while the block is in memory, and
 direct I/O would need aligned host slots, and is refused by some file systems.
@@ -14,23 +18,27 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import blake2b
+from hmac import compare_digest
 from itertools import count
 from pathlib import Path
 
-import xxhash
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.core.disk_copies import DiskBlock
+from runtime.own_files import SEEN, open_file, open_folder, opened_folder
 
 FORMAT = 1  # of both files; written by one version and read by another
 SUM_BYTES = 8
+SECRET_BYTES = 32
 FLUSH_BYTES = 32 << 20  # written at most before the disk has it, so that the page cache does not fill up
 
 
 def header_struct(block_size: int) -> struct.Struct:
-    """Sequence hash, parent, block hash, hash seed, order of writing, checksum of the KV, kind, 1 without a parent,
-    token ids. The checksum of all these follows."""
+    """Sequence hash, parent, block hash, hash seed, order of writing, sum of the KV, kind, 1 without a parent, token
+    ids. The sum of all these follows."""
     return struct.Struct(f"<6QBB6x{4 * block_size}s")
 
 
@@ -39,24 +47,30 @@ class RankFiles:
     written at the same time."""
 
     def __init__(self, folder: Path, num_slots: int, block_bytes: int, block_size: int, rank: int) -> None:
-        """Raises OSError."""
+        """folder: `parts of all workers/name/number`. Raises OSError."""
         self.folder = folder
         self.num_slots = num_slots
         self._header = header_struct(block_size)
         self._header_bytes = self._header.size + SUM_BYTES
         self._block_bytes = block_bytes
         self._rank = rank
+        opened = _opened(folder)
+        try:
+            suffix = f"-{rank}" if rank else ""
+            self._index = self._open(f"index{suffix}", self._header_bytes, opened)
+            self._blocks = self._open(f"blocks{suffix}", block_bytes, opened)
+        finally:
+            os.close(opened)
+        self._key = _secret(folder.parent.parent)
+        self._ghash = AESGCM(blake2b(b"GHASH", key=self._key, digest_size=SECRET_BYTES).digest())
         # Because a rank that dies in a move may leave the headers of former weights in a folder that has its new name
         # already, these do not count under another name.
-        self._sum_seed = name_sum(folder.parent) if rank else 0
-        suffix = f"-{rank}" if rank else ""
-        self._index = self._open(f"index{suffix}", self._header_bytes)
-        self._blocks = self._open(f"blocks{suffix}", block_bytes)
+        self._name = folder.parent.name.encode() if rank else b""
         self._order = 0  # of the youngest block
         self._unflushed = 0
 
-    def _open(self, name: str, slot_bytes: int) -> int:
-        file = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _open(self, name: str, slot_bytes: int, folder: int) -> int:
+        file = open_file(name, os.O_RDWR | os.O_CREAT, within=folder)
         if os.fstat(file).st_size > self.num_slots * slot_bytes:  # it was given more room before
             os.ftruncate(file, self.num_slots * slot_bytes)
         return file
@@ -71,18 +85,17 @@ class RankFiles:
                 order, _, block = parsed
                 yield order, slot, block
 
-    def write(self, slot: int, block: DiskBlock, kv: memoryview, kv_sum: int | None = None) -> None:
-        """kv_sum: what the checksum of `kv` should be; None: what it is. Raises OSError."""
+    def write(self, slot: int, block: DiskBlock, kv: memoryview, is_intact: Callable[[], bool] = lambda: True) -> None:
+        """is_intact: asked once the sum of `kv` is known; False: the block will count as damaged. Raises OSError."""
         self._order += 1
-        parent = block.parent or 0
-        hashes = (block.sequence_hash, parent, block.block_hash, block.seed)
+        kv_sum = self._kv_sum(kv)
+        if not is_intact():
+            kv_sum ^= 1
+        hashes = (block.sequence_hash, block.parent or 0, block.block_hash, block.seed)
         root = block.parent is None
-        fields = self._header.pack(
-            *hashes, self._order, _sum(kv) if kv_sum is None else kv_sum, block.kind, root, block.tokens
-        )
+        fields = self._header.pack(*hashes, self._order, kv_sum, block.kind, root, block.tokens)
         _write(self._blocks, kv, slot * self._block_bytes)
-        header_sum = _sum(fields, self._sum_seed).to_bytes(SUM_BYTES, "little")
-        _write(self._index, fields + header_sum, slot * self._header_bytes)
+        _write(self._index, fields + self._header_sum(fields), slot * self._header_bytes)
         self._unflushed += self._block_bytes
         if self._unflushed >= FLUSH_BYTES:
             self._unflushed = 0
@@ -98,7 +111,7 @@ class RankFiles:
         while end < len(kv) and (num_bytes := os.preadv(self._blocks, [kv[end:]], start + end)):
             end += num_bytes
         os.posix_fadvise(self._blocks, start, len(kv), os.POSIX_FADV_DONTNEED)
-        return end == len(kv) and _sum(kv) == parsed[1]
+        return end == len(kv) and self._kv_sum(kv) == parsed[1]
 
     def wipe(self) -> None:
         """Raises OSError."""
@@ -107,7 +120,7 @@ class RankFiles:
 
     def move(self, parent: Path) -> None:
         """Wipes the files, which from now on are of that folder, where rank 0 moves them. Raises OSError."""
-        self._sum_seed = name_sum(parent)
+        self._name = parent.name.encode()
         self.wipe()
 
     def sync(self) -> None:
@@ -127,12 +140,19 @@ class RankFiles:
         return [self._blocks, self._index]
 
     def _parsed(self, header: bytes) -> tuple[int, int, DiskBlock] | None:
-        """Order, checksum of the KV, and the block; None when the header is damaged."""
-        fields, checksum = header[:-SUM_BYTES], header[-SUM_BYTES:]
-        if len(header) < self._header_bytes or _sum(fields, self._sum_seed) != int.from_bytes(checksum, "little"):
+        """Order, sum of the KV, and the block; None when the header is damaged."""
+        fields, header_sum = header[:-SUM_BYTES], header[-SUM_BYTES:]
+        if len(header) < self._header_bytes or not compare_digest(self._header_sum(fields), header_sum):
             return None
         sequence_hash, parent, block_hash, seed, order, kv_sum, kind, root, tokens = self._header.unpack(fields)
         return order, kv_sum, DiskBlock(sequence_hash, None if root else parent, block_hash, seed, kind, tokens)
+
+    def _header_sum(self, fields: bytes) -> bytes:
+        return blake2b(self._name + fields, key=self._key, digest_size=SUM_BYTES).digest()
+
+    def _kv_sum(self, kv: memoryview) -> int:
+        ghash = self._ghash.encrypt(bytes(12), b"", kv)
+        return int.from_bytes(blake2b(ghash, key=self._key, digest_size=SUM_BYTES).digest(), "little")
 
 
 class BlockFiles(RankFiles):
@@ -141,11 +161,15 @@ class BlockFiles(RankFiles):
 
     def __init__(self, parent: Path, nbytes: int, block_bytes: int, block_size: int, ranks: int = 1) -> None:
         """nbytes: of the files of all ranks, at most; block_bytes: of one rank's part. Raises OSError."""
-        num_slots = nbytes // (ranks * (block_bytes + header_struct(block_size).size + SUM_BYTES))
+        num_slots = nbytes // slot_bytes(block_bytes, block_size, ranks)
         folder, self._lock = _owned_folder(parent)
         self._shape = num_slots, block_bytes, block_size
         self._ranks = ranks
-        super().__init__(folder, *self._shape, rank=0)
+        try:
+            super().__init__(folder, *self._shape, rank=0)
+        except OSError:
+            os.close(self._lock)
+            raise
 
     def found(self) -> list[tuple[int, DiskBlock]]:
         """What an earlier process wrote on all ranks, by slot, the youngest first. Raises OSError."""
@@ -159,18 +183,20 @@ class BlockFiles(RankFiles):
         return [(slot, block) for _, slot, block in found]
 
     def move(self, parent: Path) -> None:
-        """Wipes the files, and moves those of all ranks to that folder. Raises OSError."""
+        """Wipes the files, and moves those of all ranks to that folder, beside the former one. Raises OSError."""
         self.wipe()
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in count():
-            try:
-                former, self.folder = self.folder, self.folder.rename(parent / str(number))
-                break
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another worker's
-                    raise
-        with suppress(OSError):  # others are there
-            former.parent.rmdir()
+        former, everyone = self.folder, parent.parent
+        with opened_folder(everyone) as top, opened_folder(parent.name, SEEN, top) as new:
+            for number in count():
+                try:
+                    os.rename(former.relative_to(everyone), str(number), src_dir_fd=top, dst_dir_fd=new)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another worker's
+                        raise
+            self.folder = parent / str(number)
+            with suppress(OSError):  # others are there
+                os.rmdir(former.parent.name, dir_fd=top)
 
     def _files(self) -> list[int]:
         return [*super()._files(), self._lock]  # the last one: names of files that are new
@@ -178,19 +204,48 @@ class BlockFiles(RankFiles):
 
 def _owned_folder(parent: Path) -> tuple[Path, int]:
     """The folder, and its lock, which is open as long as it is owned."""
-    for number in count():
-        folder = parent / str(number)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if not isinstance(error, BlockingIOError):
-                raise
-        else:
-            return folder, lock
+    with opened_folder(parent.parent) as top, opened_folder(parent.name, SEEN, top) as named:
+        for number in count():
+            lock = open_folder(str(number), SEEN, named)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(lock)
+                if not isinstance(error, BlockingIOError):
+                    raise
+            else:
+                return parent / str(number), lock
     raise AssertionError("numbers do not end")
+
+
+def _opened(folder: Path) -> int:
+    """A descriptor of the folder of one worker, which is there."""
+    with (
+        opened_folder(folder.parent.parent, make=False) as top,
+        opened_folder(folder.parent.name, SEEN, top, make=False) as parent,
+    ):
+        return open_folder(folder.name, SEEN, parent, make=False)
+
+
+def _secret(folder: Path) -> bytes:
+    """The key of the sums in this folder of all workers, which the first one makes. Raises OSError."""
+    with opened_folder(folder, make=False) as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)  # until it is closed
+        file = open_file("secret", os.O_RDWR | os.O_CREAT, within=opened)
+        try:
+            secret = os.pread(file, SECRET_BYTES, 0)
+            if len(secret) < SECRET_BYTES:  # nothing there counts without it
+                secret = os.urandom(SECRET_BYTES)
+                _write(file, secret, 0)
+                os.fsync(file)
+        finally:
+            os.close(file)
+    return secret
+
+
+def slot_bytes(block_bytes: int, block_size: int, ranks: int) -> int:
+    """What a block takes in the files of all ranks. block_bytes: of one rank's part."""
+    return ranks * (block_bytes + header_struct(block_size).size + SUM_BYTES)
 
 
 def _write(file: int, data: memoryview | bytes, offset: int) -> None:
@@ -198,12 +253,3 @@ def _write(file: int, data: memoryview | bytes, offset: int) -> None:
     while rest:
         num_bytes = os.pwrite(file, rest, offset)
         rest, offset = rest[num_bytes:], offset + num_bytes
-
-
-def name_sum(folder: Path) -> int:
-    return _sum(folder.name.encode())
-
-
-def _sum(data: memoryview | bytes, seed: int = 0) -> int:
-    checksum: int = xxhash.xxh3_64_intdigest(data, seed)
-    return checksum

@@ -20,6 +20,7 @@ from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.errors import ConfigError
+from runtime.own_files import make_folder
 
 KEY = "engine.disk_kv"
 WRITES_BYTES = 256 << 20  # on their way, at most: what the disk writes during some steps
@@ -111,9 +112,12 @@ class DiskKv:
 
     def _write(self, slot: int, copy: int, block: DiskBlock) -> None:
         sums = self._host.checksums
-        kv_sum = None if sums is None else sums.of(slot)  # a block that is damaged is known as damaged when it is read
+
+        def is_intact() -> bool:
+            return sums is None or sums.num_intact([slot]) == 1
+
         ok = self.max_writes > 0 and self._tried(
-            lambda: self.files.write(copy, block, self._host.content(slot), kv_sum)
+            lambda: self.files.write(copy, block, self._host.content(slot), is_intact)
         )
         self._end(Done(copy, True, ok))
 
@@ -202,13 +206,7 @@ def check_disk_kv(config: EngineConfig) -> None:
 
 
 def check_folder(config: EngineConfig) -> None:
-    """Makes the folder on this machine. Raises ConfigError when nobody may write there."""
+    """Makes the folder on this machine. Raises ConfigError when it cannot be used."""
     if config.disk_kv.folder is None:
         return
-    folder = Path(config.disk_kv.folder).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{KEY}.folder", f"{folder}: {error.strerror or error}") from error
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{KEY}.folder", f"{folder}: nobody here may write to it")
+    make_folder(Path(config.disk_kv.folder).expanduser(), f"{KEY}.folder")

@@ -36,7 +36,7 @@ class HostTier(LowerTier, Protocol):
 
 
 class SlotSums:
-    """Implements `engine.core.block_manager.Checksums`: xxh3, as on the disk. A slot has one owner at a time, which is
+    """Implements `engine.core.block_manager.Checksums`: xxh3. A slot has one owner at a time, which is
     the engine thread or one of the disk tier's."""
 
     def __init__(self, num_slots: int, content: Callable[[int], memoryview]) -> None:
@@ -46,9 +46,6 @@ class SlotSums:
     def put(self, slot: int) -> None:
         """The slot was filled."""
         self._sums[slot] = xxhash.xxh3_64_intdigest(self._content(slot))
-
-    def of(self, slot: int) -> int:
-        return self._sums[slot]
 
     def num_intact(self, slots: Sequence[int]) -> int:
         return next(
@@ -118,13 +115,13 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
         return None
     if nbytes < slot_bytes(slab):
         raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
-    if slab.driver.kind == "host":
-        return HostKv(slab, nbytes, config.host_kv_checksum)
-    from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
-
     try:
+        if slab.driver.kind == "host":
+            return HostKv(slab, nbytes, config.host_kv_checksum)
+        from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
+
         return GpuHostKv(slab, nbytes)
-    except UnavailableError as error:
+    except (UnavailableError, MemoryError) as error:
         raise ConfigError(KEY, f"{text}: {error}") from error
 
 

@@ -32,7 +32,7 @@ class Disk:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(self.folder)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m,mode=0700", "tmpfs", str(self.folder)]
         self.mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
         return self
 

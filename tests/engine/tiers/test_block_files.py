@@ -178,6 +178,44 @@ def test_files_that_move_leave_nothing_behind_and_disturb_nobody(tmp_path: Path)
     assert found(tmp_path / "old") == {}
 
 
+def test_a_block_that_somebody_without_the_key_has_written_is_not_read(tmp_path: Path) -> None:
+    """The KV of another block, with the header of either, and all that a folder of his own gives him."""
+    written(tmp_path / "ours" / "name", 0, 1)
+    files = open_files(tmp_path / "theirs" / "name")
+    for number in range(2):
+        files.write(number, block(number), kv(9 + number))
+    files.close()
+    ours, theirs = (tmp_path / whose / "name" / "0" for whose in ("ours", "theirs"))
+    secret = tmp_path / "ours" / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    (ours / "blocks").write_bytes((theirs / "blocks").read_bytes())
+    files = open_files(tmp_path / "ours" / "name")
+    assert files.found() == [(1, block(1)), (0, block(0))]
+    assert [read(files, number, block(number)) for number in range(2)] == [None, None]
+    files.close()
+    (ours / "index").write_bytes((theirs / "index").read_bytes())
+    assert found(ours.parent) == {}
+    os.truncate(secret, 31)
+    assert found(ours.parent) == {}
+    assert secret.stat().st_size == 32, "a key that is cut off is made anew"
+
+
+@pytest.mark.parametrize("place", ["name/0/index", "name/0/blocks", "secret"])
+def test_nothing_is_written_through_a_link_that_lies_there(tmp_path: Path, place: str) -> None:
+    (tmp_path / "name" / "0").mkdir(mode=0o700, parents=True)
+    (tmp_path / "name").chmod(0o700)
+    victim = tmp_path / "victim"
+    victim.touch(0o600)
+    (tmp_path / place).symlink_to(victim)
+    with pytest.raises(PermissionError, match=f"/{place} is a symbolic link: remove it"):
+        open_files(tmp_path / "name")
+    assert victim.stat().st_size == 0
+    (tmp_path / place).unlink()
+    files = open_files(tmp_path / "name")
+    assert files.folder.name == "0", "the refusal has given the lock back"
+    files.close()
+
+
 WRITER = """
 import sys
 from pathlib import Path

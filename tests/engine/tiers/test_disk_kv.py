@@ -272,9 +272,13 @@ def test_what_was_cleared_is_not_found_by_a_restart(tiny_model: Path, tmp_path: 
 
 def test_a_worker_serves_without_the_tier_when_its_folder_cannot_be_used(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with worker(tiny_model, tmp_path / "file") as one:
-        assert one.engine.load().disk_blocks_total == 0
-        one.answer(prompt(0))
+    (tmp_path / "open to all").mkdir()
+    (tmp_path / "open to all").chmod(0o1777)
+    for folder in ("file", "open to all"):
+        with worker(tiny_model, tmp_path / folder) as one:
+            assert one.engine.load().disk_blocks_total == 0
+            one.answer(prompt(0))
+    assert list((tmp_path / "open to all").iterdir()) == []
 
 
 def test_what_cannot_be_is_refused_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
@@ -291,3 +295,8 @@ def test_what_cannot_be_is_refused_with_the_reason(tiny_model: Path, tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"engine\.disk_kv\.folder: .*file/kv: Not a directory"):
         check_folder(EngineConfig(disk_kv=DiskKvConfig(folder=str(tmp_path / "file" / "kv"))))
+    (tmp_path / "kv").chmod(0o1777)
+    with pytest.raises(
+        ConfigError, match=r"engine\.disk_kv\.folder: .*/kv lets others write it \(mode 1777\): name one"
+    ):
+        check_folder(EngineConfig(disk_kv=disk))
