@@ -2,15 +2,20 @@
 
 They are compiled when their module is imported, and kept on disk for the next process: beside the source or, where
 the source's folder is read-only, in the user's cache folder (NUMBA_CACHE_DIR names another). Loading all of them takes
-0.2 s, compiling them about 3 s once per machine. Where nothing can be written, each process compiles them.
+0.2 s, compiling them about 3 s once per machine. Where nothing can be written, or others may write what is not beside
+the source, each process compiles them: numba runs what it finds.
 """
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numba
 import numpy as np
 from numba import types
+
+from runtime.own_files import is_own
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,12 +33,18 @@ def compiled(*arguments: Any, returns: Any = numba.void) -> Callable[[F], F]:
     def compile_now(function: F) -> F:
         signature = returns(*arguments)
         try:
-            kept: F = numba.njit(signature, cache=True)(function)
+            kept: F = numba.njit(signature, cache=_may_keep(function))(function)
         except (RuntimeError, OSError, EOFError):  # no folder that can be written, no space, a broken copy
             kept = numba.njit(signature)(function)
         return kept
 
     return compile_now
+
+
+def _may_keep(function: Callable[..., Any]) -> bool:
+    """Whether nobody else can have written numba's copies. Raises RuntimeError when numba finds no folder for them."""
+    folder = Path(numba.njit(None, cache=True)(function).stats.cache_path or os.devnull)
+    return folder.parent == Path(function.__code__.co_filename).parent or is_own(folder)
 
 
 def together(*parts: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Converted models in the user's cache folder: each is made once, and visible only when it is complete."""
+"""Converted models in the user's cache folder: each is made once, and visible only when it is complete.
+
+Weights that others could have put there would give their answers, so a cache that others may write is refused.
+"""
 
 import fcntl
 import os
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from runtime.checkpoint.fingerprint import fingerprint
 from runtime.errors import ModelError
+from runtime.own_files import check_holds_own, open_file, opened_folder
 
 VERSION = 2  # of the conversion's output; a new version converts again
 
@@ -33,23 +37,34 @@ def converted_folder(source: Path, convert: Callable[[Path, Path], None]) -> Pat
 def made_folder(name: str, make: Callable[[Path], None], model: str | None = None) -> Path:
     """The folder that `make(folder)` fills on the first call. Among processes that ask at the same time, one makes it
     and the others wait. Raises ModelError about `model`, and what `make` raises."""
-    folder = cache_folder() / "models" / name
-    if folder.is_dir():
-        return folder
+    cache = cache_folder()
+    folder = cache / "models" / name
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(folder.name + ".lock")):
-            if not folder.is_dir():
-                _fill(folder, make)
+        with opened_folder(cache) as top, opened_folder("models", within=top) as models:
+            if not _is_there(name, models):
+                with _locked(f"{name}.lock", models):
+                    if not _is_there(name, models):
+                        _fill(folder, make)
     except OSError as error:
-        raise ModelError(model or name, f"cannot be converted into the cache: {error}") from error
+        problem = f"cannot be converted into the cache {cache}: {error.strerror or error}"
+        raise ModelError(model or name, f"{problem}; BATON_CACHE may name another folder") from error
     return folder
+
+
+def _is_there(name: str, models: int) -> bool:
+    """Raises OSError about what somebody else has made."""
+    try:
+        with opened_folder(name, within=models, make=False) as folder:
+            check_holds_own(folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _fill(folder: Path, make: Callable[[Path], None]) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # a killed conversion leaves one
-    unfinished.mkdir()
+    unfinished.mkdir(mode=0o755)  # whatever the umask
     try:
         make(unfinished)
         unfinished.rename(folder)
@@ -58,8 +73,8 @@ def _fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(name: str, models: int) -> Iterator[None]:
     """Excludes other processes while the block runs; a killed process releases the lock."""
-    with path.open("w") as file:
+    with os.fdopen(open_file(name, os.O_WRONLY | os.O_CREAT, taboo=0, within=models), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -163,6 +163,28 @@ def test_a_conversion_that_fails_or_was_killed_leaves_nothing_that_looks_finishe
     assert converted_folder(source, good) == expected
 
 
+def test_a_cache_that_others_may_write_or_have_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"one")
+
+    def convert(source: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_text("ours")
+
+    made = converted_folder(source, convert)
+    for folder in (tmp_path / "cache", made.parent, made):
+        folder.chmod(0o1777)
+        with pytest.raises(ModelError, match=rf"the cache .*: {folder} lets others write it .*; BATON_CACHE may name"):
+            converted_folder(source, convert)
+        folder.chmod(0o755)
+    (made / "model.safetensors").rename(tmp_path / "theirs")
+    (made / "model.safetensors").symlink_to(tmp_path / "theirs")
+    with pytest.raises(ModelError, match=r"model\.safetensors is a link, or belongs to another user: remove it"):
+        converted_folder(source, convert)
+
+
 RACER = """
 import sys, time
 from pathlib import Path

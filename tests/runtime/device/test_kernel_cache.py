@@ -49,6 +49,20 @@ def test_a_folder_that_somebody_has_named_stays(monkeypatch: pytest.MonkeyPatch,
     assert not cache.exists()
 
 
+def test_kernels_are_not_taken_from_folders_that_others_may_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o1777)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "theirs"))
+    keep_kernels()
+    assert os.environ[VARIABLE] == str(cache / "kernels")
+    (cache / "kernels").chmod(0o777)
+    monkeypatch.setenv(VARIABLE, "")
+    keep_kernels()
+    assert os.environ[VARIABLE] == ""
+
+
 def test_where_nothing_can_be_written_triton_keeps_its_own_folder(cache: Path) -> None:
     cache.write_text("a file, no folder")
     keep_kernels()
