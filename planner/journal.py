@@ -1,6 +1,8 @@
 """The journal: one line of JSON per start of a planner, per decision and per effect that has ended."""
 
+import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -10,6 +12,7 @@ from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, Observation, Role, Target, Verb
 from baton_proto.version import check_major
 from runtime.errors import ConfigError
+from runtime.own_files import open_file
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -52,7 +55,7 @@ class Journal:
         self._path = path
         self._max_bytes = max_bytes
         try:
-            self._file = path.open("ab", buffering=0)  # one write per line: a killed planner leaves whole lines
+            self._file = _appended(path)
         except OSError as error:
             raise ConfigError(str(path), error.strerror or str(error)) from error
 
@@ -62,10 +65,15 @@ class Journal:
         if self._file.tell() >= self._max_bytes:
             self._file.close()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._file = self._path.open("ab", buffering=0)
+            self._file = _appended(self._path)
 
     def close(self) -> None:
         self._file.close()
+
+
+def _appended(path: Path) -> FileIO:
+    """Unbuffered, one write per line: a killed planner leaves whole lines. Raises OSError."""
+    return FileIO(open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, taboo=0, mode=0o644), "ab")
 
 
 def read_journal(path: Path) -> Iterator[Line]:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
+from runtime.own_files import SEEN, is_own, open_folder
 from runtime.processes.owned_folder import OwnedFolder, living, write_private
 from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, Keys
@@ -109,7 +110,7 @@ class OwnRun:
 def runs() -> list[Run]:
     """This user's services on this machine. Removes what killed ones have left."""
     found = []
-    for path in (path for folder in _folders() if _is_ours_alone(folder) for path in living(folder)):
+    for path in (path for folder in _folders() if is_own(folder, SEEN) for path in living(folder)):
         with contextlib.suppress(OSError, msgspec.DecodeError, psutil.Error):
             file = msgspec.json.decode((path / FORM).read_bytes(), type=RunFile)
             same = abs(psutil.Process(file.pid).create_time() - file.started_s) < SAME_START_S
@@ -161,9 +162,7 @@ def _new_folder(namespace: str, files: Mapping[str, str]) -> OwnedFolder | None:
     problem: OSError | None = None
     for folder in _folders():
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_ours_alone(folder):
-                raise PermissionError(f"{folder} is not ours alone")
+            os.close(open_folder(folder, SEEN))
             living(folder)
             return OwnedFolder(folder, names, files)
         except OSError as error:
@@ -179,14 +178,6 @@ def _folders() -> Iterator[Path]:
         yield Path(runtime) / "baton"
     with contextlib.suppress(RuntimeError):  # no home folder
         yield Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
-
-
-def _is_ours_alone(folder: Path) -> bool:
-    try:
-        stat = folder.lstat()
-    except OSError:
-        return False
-    return stat.st_uid == os.geteuid() and not stat.st_mode & 0o077
 
 
 def _place(url: str) -> tuple[str, int] | None:

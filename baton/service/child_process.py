@@ -13,6 +13,7 @@ import msgspec
 
 from baton.service.local_process import LocalProcess
 from baton.service.logs.log_file import log_tail
+from baton.service.own_log import opened_log
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
 from runtime.processes.serving import read_ready
@@ -107,8 +108,7 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
     if log_file is None:
         yield None
         return
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as stream:
+    with opened_log(log_file) as stream:
         yield stream
 
 

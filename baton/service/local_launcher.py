@@ -11,6 +11,7 @@ from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
 from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.shown_logs import ShownLogs
+from baton.service.own_log import make_log_folder
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.processes.process import Process
@@ -20,8 +21,8 @@ LOGS = "logs"  # a folder beside the run's temporary files
 
 class LocalLauncher:
     """`log_dir`: one file per process; None: in a folder of the run, and shown on our own stderr. Workers share GPUs
-    and cores evenly. Raises ConfigError when there are GPUs, but fewer than a worker takes. Invariant: the main thread
-    alone uses it (see ChildProcess)."""
+    and cores evenly. Raises ConfigError when nobody may write to `log_dir`, or when there are GPUs, but fewer than a
+    worker takes. Invariant: the main thread alone uses it (see ChildProcess)."""
 
     on_ray = False
 
@@ -29,6 +30,8 @@ class LocalLauncher:
         prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.count("prefill")
         ranks = prefill + [config.engine.tensor_parallel] * config.workers.count("decode")
         self.machines = this_machine()
+        if log_dir is not None:
+            make_log_folder(log_dir)
         self._log_dir = log_dir
         self._shown: ShownLogs | None = None
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
@@ -60,7 +63,7 @@ class LocalLauncher:
     @cached_property
     def log_dir(self) -> Path:
         folder = self._log_dir or self._folder.path / LOGS
-        folder.mkdir(parents=True, exist_ok=True)
+        make_log_folder(folder)
         if self._log_dir is None:
             self._shown = ShownLogs(folder)
         return folder

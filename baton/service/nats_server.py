@@ -4,7 +4,6 @@ started it."""
 import asyncio
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,13 +12,15 @@ import tempfile
 from collections import deque
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import structlog
 
 from baton.service.local_process import LocalProcess
+from baton.service.own_log import opened_log
 from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
+from runtime.own_files import make_folder
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import write_private
 from runtime.processes.process import ProcessExit, Ready
@@ -36,6 +37,7 @@ STOP_TIMEOUT_S = 5.0
 LOGIN_TIMEOUT_S = 2
 RENEWAL_INTERVAL_S = 60.0  # between two looks at the certificate
 LOG_TAIL_LINES = 20
+STORE_KEY = "nats.store_dir"  # its streams could tell our routers anything
 
 _LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
 _READY = b"Server is ready"
@@ -84,6 +86,9 @@ class NatsServer(LocalProcess):
     async def start(self) -> None:
         """Returns when clients can connect. Raises UnavailableError with the server's last log lines."""
         assert not self.alive, "already started"
+        if self._store_dir is not None:
+            make_folder(self._store_dir, STORE_KEY)
+        log_file = opened_log(self._log_file)
         if self._temporary_dir is None:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-", dir=self._folder)
         self.stopping = False
@@ -98,7 +103,7 @@ class NatsServer(LocalProcess):
             start_new_session=True,  # Ctrl-C in a terminal is for us; the server must outlive the draining workers
         )
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._log_task = asyncio.create_task(self._read_log(self._process, ready))
+        self._log_task = asyncio.create_task(self._read_log(self._process, log_file, ready))
         if self._login.tls is not None:
             self._renewal = asyncio.create_task(self._renew(self._process, self._login.tls))
         try:
@@ -181,12 +186,14 @@ class NatsServer(LocalProcess):
         fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
         return "\n".join(fatal or self._log_tail)
 
-    async def _read_log(self, process: asyncio.subprocess.Process, ready: asyncio.Future[int]) -> None:
+    async def _read_log(
+        self, process: asyncio.subprocess.Process, log_file: BinaryIO, ready: asyncio.Future[int]
+    ) -> None:
         """Reads to the end, so that the pipe never fills up. `ready` gets the port, or EOFError when the server ends
         first."""
         assert process.stderr is not None
         port = 0
-        with open(self._log_file or os.devnull, "ab", buffering=0) as log_file:
+        with log_file:
             async for line in process.stderr:
                 with contextlib.suppress(OSError):  # as on a full disk: lines get lost, and NATS goes on
                     log_file.write(line)

@@ -73,6 +73,13 @@ def test_a_journal_that_has_grown_large_is_put_aside(tmp_path: Path) -> None:
     assert list(read_journal(old))
 
 
+def test_a_journal_is_not_written_through_a_link_that_lies_there(tmp_path: Path) -> None:
+    (tmp_path / "victim").touch()
+    (tmp_path / "journal").symlink_to("victim")
+    with pytest.raises(ConfigError, match="is a symbolic link: name what it leads to"):
+        Journal(tmp_path / "journal", max_bytes=1)
+
+
 def test_replaying_the_same_policy_gives_the_same_decisions(journal: Path) -> None:
     result = runner.invoke(app, ["plan", "replay", str(journal)])
     assert result.exit_code == 0, result.output

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.service.nats_server import NatsServer
-from runtime.errors import UnavailableError
+from runtime.errors import ConfigError, UnavailableError
 from runtime.nats.client import connect
 
 
@@ -24,6 +24,13 @@ async def test_a_started_server_takes_clients_and_keeps_streams_in_its_store_fol
     await client.close()
     await server.stop()
     assert not server.alive
+
+
+async def test_a_store_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"^nats\.store_dir: .*/store lets others write it \(mode 0777\): name one"):
+        await NatsServer(store_dir=tmp_path / "store").start()
 
 
 async def test_restart_keeps_the_port(nats_server: NatsServer) -> None:
