@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from baton.cli.room import check_disk, check_least, check_memory
 from baton.service.launcher import Machines, uses_gpus
+from baton.service.nats_server import STORE_KEY
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv
@@ -14,9 +16,10 @@ from router.tracing.sdk import check_sdk
 from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock
-from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_bytes
+from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker
 from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError
+from runtime.own_files import make_folder
 from runtime.processes.other_python import interpreter
 from runtime.processes.ports import try_to_listen
 from runtime.security.secret import read_secrets
@@ -91,6 +94,11 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         check_sdk()
     check_host_kv(engine, memory)
     check_folder(engine)
+    if not is_mock(config):
+        check_memory(config, memory)
+        check_disk(config)
+    if config.nats.url is None and config.nats.store_dir is not None:
+        make_folder(Path(config.nats.store_dir).expanduser(), STORE_KEY)
     if not offered(transport, memory):
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")
@@ -107,6 +115,4 @@ def _check_engine(engine: EngineConfig, files: ModelFiles, on_gpu: bool) -> None
     dtype = served_dtype(files.config.dtype, engine.dtype, on_gpu=on_gpu)
     model = shard_of(files.config, 0, engine.tensor_parallel).config
     layout = SlabLayout(model.num_layers, 1, model.num_kv_heads, engine.block_size, model.head_dim, dtype)
-    if engine.kv_memory.strip() != "auto" and parse_bytes(engine.kv_memory, "engine.kv_memory") < layout.nbytes:
-        one = f"one KV block of {files.name}, {layout.nbytes} bytes"
-        raise ConfigError("engine.kv_memory", f"{engine.kv_memory} is less than {one}; auto takes what is right here")
+    check_least(engine, files, layout)

@@ -1,9 +1,10 @@
 """How much more memory of this host the process may take, containers' limits included."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 UNIFIED, MEMORY = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 
@@ -22,9 +23,9 @@ _OF_MEMORY = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_ina
 
 
 def available_bytes() -> int:
-    """Free memory of this host, or what the control groups of the process leave of their limits, if that is less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([free, *left_in_groups(UNIFIED, MEMORY, Path("/proc/self/cgroup"))])
+    """Memory of this host that is free, or that the kernel gives back, page cache say. If the control groups of the
+    process leave less of their limits, that."""
+    return min([psutil.virtual_memory().available, *left_in_groups(UNIFIED, MEMORY, Path("/proc/self/cgroup"))])
 
 
 def left_in_groups(unified: Path, memory: Path, own: Path) -> Iterator[int]:

@@ -121,6 +121,48 @@ def test_what_can_run_is_let_through(tiny_model: Path, changes: dict[str, Any]) 
     check_start(config, served_model(config), Machines(0, 2))
 
 
+SIZES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"kv_memory": "900GiB"},
+        r"engine\.kv_memory: 900GiB for each of 2 workers makes 1800\.0 GiB, but .* at most, or auto",
+    ),
+    ({"host_kv_memory": "900GiB"}, r"engine\.host_kv_memory: 900GiB for each of 2 workers makes 1800\.0 GiB, but "),
+    (
+        {"kv_memory": "1GiB", "host_kv_memory": "7GiB"},
+        r"engine\.host_kv_memory: 7GiB .* 14\.0 GiB beside 2\.0 GiB of engine\.kv_memory, but 12\.0 GiB of memory is "
+        r"free here: 5\.0GiB each at most, or auto$",
+    ),
+    (
+        {"host_kv_memory": "8MiB", "disk_kv": {"folder": "kv", "size": "900000GiB"}},
+        r"engine\.disk_kv\.size: 900000GiB for each of 2 workers makes .* is free in .*kv: .* each at most$",
+    ),
+    (
+        {"kv_memory": "64KiB"},
+        r"engine\.kv_memory: 64KiB holds a request of 64 tokens, and 256 tokens take 1MiB: set that or more, or auto$",
+    ),
+    (
+        {"kv_memory": "1MiB", "max_model_len": 2048},
+        r"engine\.kv_memory: 1MiB holds a request of 1024 tokens, and engine\.max_model_len, 2048, takes 2MiB: ",
+    ),
+    ({"host_kv_memory": "8KiB"}, r"engine\.host_kv_memory: 8KiB is less than one KV block of .*: 0 turns it off$"),
+    (
+        {"host_kv_memory": "8MiB", "disk_kv": {"folder": "kv", "size": "8KiB"}},
+        r"engine\.disk_kv\.size: 8KiB has no room for one KV block of ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "words"), SIZES, ids=[str(engine) for engine, _ in SIZES])
+def test_sizes_that_the_machine_has_not_or_that_serve_nobody_are_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("baton.cli.room.available_bytes", lambda: 12 * 2**30)
+    config = parse_config({"model": str(tiny_model), "engine": engine})
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        check_start(config, served_model(config), Machines(0, 2))
+
+
 @pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
 def test_traces_without_what_they_need_are_refused_with_the_way_to_get_it(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, module: str
