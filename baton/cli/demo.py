@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
-from baton.cli.terminal.output import console, human_bytes
+from baton.cli.terminal.output import console, counted, human_bytes
 from baton.service.supervisor import Supervisor
 from baton.shadowing import refuse_shadowed
 from baton_proto.generated import inference_pb2 as pb
@@ -80,10 +80,10 @@ def _show(answer: Answer) -> None:
     for served in answer.served_by:
         table.add_row("prompt ran on", served.prefill_worker or f"{served.decode_worker} itself")
         table.add_row("answer ran on", served.decode_worker)
-        table.add_row("KV shipped", f"{served.kv_blocks} blocks, {human_bytes(served.kv_bytes)}")
+        table.add_row("KV shipped", f"{counted(served.kv_blocks, 'block')}, {human_bytes(served.kv_bytes)}")
         table.add_row("transport", served.transport or "none")
-    table.add_row("prompt", f"{answer.usage.prompt_tokens} tokens")
-    table.add_row("answer", f"{answer.usage.completion_tokens} tokens")
+    table.add_row("prompt", counted(answer.usage.prompt_tokens, "token"))
+    table.add_row("answer", counted(answer.usage.completion_tokens, "token"))
     table.add_row("time to first token", f"{answer.ttft_s * 1000:.0f} ms")
     table.add_row("tokens/s after it", f"{answer.decode_tokens_per_s:.1f}")
     console().print(table)

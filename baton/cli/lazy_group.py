@@ -2,6 +2,7 @@
 profile`. Only a group's own help imports all its commands."""
 
 import importlib
+import sys
 from collections import UserDict
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,11 @@ def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands = _Commands(places)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            """Whole sentences, over several lines where they are long."""
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(sys.maxsize)) for name in places])
 
     return LazyGroup
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from baton.service.launcher import uses_gpus
 from baton.service.local_launcher import this_machine
 from baton.service.machine_defaults import suited
@@ -96,7 +96,7 @@ def measured_profile(config: ServingConfig, seconds: float) -> Profile:
     decode = decode_rows(_measured(config, "batches", seconds))
     for kind, rows in (("prompts", prefill), ("batches", decode)):
         if len(rows) < ENOUGH:
-            raise ConfigError("--seconds", f"in {seconds:g} s only {len(rows)} steps of {kind} were measured")
+            raise ConfigError("--seconds", f"in {seconds:g} s only {counted(len(rows), 'step')} of {kind} came")
     times = config.planner.slo.profile
     for _ in range(FITS):
         times = fitted(prefill, decode, times)

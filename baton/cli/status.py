@@ -10,7 +10,7 @@ from rich.table import Table
 
 from baton.cli.terminal import options
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import Status
 from baton.runs.access import Access
@@ -47,7 +47,7 @@ def _show(response: Status) -> None:
         "role",
         *["engine"] * is_mixed,
         "state",
-        title=f"{response.router_id}: {len(response.workers)} workers",
+        title=f"{response.router_id}: {counted(len(response.workers), 'worker')}",
     )
     tiers = [tier for tier in TIERS if any(getattr(worker, f"{tier}_blocks_total") for worker in response.workers)]
     for header in ("blocks used/total", " + ".join(("cached", *tiers)), "running", "waiting", "leases"):

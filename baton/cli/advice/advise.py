@@ -12,7 +12,7 @@ from baton.cli.advice.answer import SHOWN, document, sentences, table
 from baton.cli.advice.inputs import Workers, traffic
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from simulator.advice.comparison import Comparison, Standing
 from simulator.advice.verdict import LEAST_SEEDS, MOST_SEEDS, curve, recommended
 from simulator.stepwise.fleet import Layout
@@ -95,7 +95,7 @@ def advise(
         out = console()
         print_table(out, table(comparison, standings, per_s))
         if len(standings) > SHOWN:
-            out.print(f"and {len(standings) - SHOWN} layouts more; --json shows all")
+            out.print(f"and {counted(len(standings) - SHOWN, 'layout')} more; --json shows all")
         for line in sentences(comparison, standings, equal, points, per_s):
             out.print(line)
     if plot is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from baton.cli.terminal.output import counted, rounded
 from simulator.advice.comparison import RESOLUTION, Comparison, Standing
 from simulator.advice.layouts import name
 from simulator.advice.verdict import Point, Range, best_of_each, difference, ranges
@@ -16,7 +17,8 @@ HEADERS = ("goodput/GPU", "in time", "TTFT ms P50", "P99", "ITL ms P50", "P99", 
 
 def table(comparison: Comparison, standings: Sequence[Standing], rate: float) -> Table:
     targets = comparison.targets
-    title = f"{comparison.gpus} GPUs, {rate:g} requests/s, TTFT {targets.ttft_ms:g} ms, ITL {targets.itl_ms:g} ms"
+    title = f"{counted(comparison.gpus, 'GPU')}, {rounded(rate)} requests/s, "
+    title += f"TTFT {rounded(targets.ttft_ms)} ms, ITL {rounded(targets.itl_ms)} ms"
     shown = Table("layout", title=title)
     for header in HEADERS:
         shown.add_column(header, justify="right")
@@ -24,8 +26,8 @@ def table(comparison: Comparison, standings: Sequence[Standing], rate: float) ->
         latencies = [f"{one.mean(field):,.0f}" for field in ("ttft_p50_ms", "ttft_p99_ms")]
         latencies += [f"{one.mean(field):,.1f}" for field in ("itl_p50_ms", "itl_p99_ms")]
         carries, spread = _carries(one, comparison.gpus)
-        goodput, in_time = f"{one.mean('goodput') / comparison.gpus:.3g}", f"{one.mean('in_time'):.1%}"
-        shown.add_row(name(one.layout), goodput, in_time, *latencies, f"{carries:.3g}", f"{spread:.2g}")
+        goodput, in_time = rounded(one.mean("goodput") / comparison.gpus), f"{one.mean('in_time'):.1%}"
+        shown.add_row(name(one.layout), goodput, in_time, *latencies, rounded(carries), rounded(spread))
     return shown
 
 
@@ -39,12 +41,14 @@ def sentences(
     """`equal`: what `recommended` says."""
     best, share = equal[0], comparison.targets.attainment
     carries, spread = (value * comparison.gpus for value in _carries(best, comparison.gpus))
-    said = [f"Recommended: {name(best.layout)}, {carries:.3g} +- {spread:.2g} requests/s with {share:.4g} in time."]
+    carried = f"{rounded(carries)} +- {rounded(spread)} requests/s with {share:.4g} in time"
+    said = [f"Recommended: {name(best.layout)}, {carried}."]
     if not carries:
-        said = [f"Recommended: {name(best.layout)}, {best.mean('in_time'):.1%} in time at {rate:g} requests/s."]
+        said = [f"Recommended: {name(best.layout)}, {best.mean('in_time'):.1%} in time at {rounded(rate)} requests/s."]
         said.append(f"At no rate has any layout {share:.4g} in time: raise --ttft or --itl, or lower --attainment.")
     elif carries < rate:
-        said.append(f"No layout carries {rate:g} requests/s within the targets: take more GPUs, or wider targets.")
+        wanted = f"{rounded(rate)} requests/s"
+        said.append(f"No layout carries {wanted} within the targets: take more GPUs, or wider targets.")
     if len(equal) > 1:
         said.append(f"Within noise of it: {'; '.join(name(one.layout) for one in equal[1:4])}.")
     sides = best_of_each(standings)
@@ -105,7 +109,7 @@ def _carries(one: Standing, gpus: int) -> tuple[float, float]:
 
 
 def _sentence(found: Range) -> str:
-    rates = f"At {found.from_rate:.3g} to {found.to_rate:.3g} requests/s"
+    rates = f"At {rounded(found.from_rate)} to {rounded(found.to_rate)} requests/s"
     if found.ahead == "neither":
         return f"{rates} the best mixed and the best split layout give the same, within noise."
     better, worse = ("split", "mixed") if found.ahead == "split" else ("mixed", "split")

@@ -11,7 +11,7 @@ from rich.table import Table
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
-from baton.cli.terminal.output import console, human_bytes, print_table
+from baton.cli.terminal.output import console, counted, human_bytes, print_table
 from baton.cli.terminal.token_list import token_ids
 from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
@@ -98,7 +98,7 @@ def _timeline(response: pb.ExplainResponse) -> Table:
 
 def _carried(hop: pb.Hop) -> Iterator[str]:
     if hop.tokens:
-        yield f"{hop.tokens} tokens"
+        yield counted(hop.tokens, "token")
     if hop.kv_bytes:
         yield f"{human_bytes(hop.kv_bytes)} of {hop.layers} layers at {hop.gb_per_s:.3g} GB/s by {hop.transport}"
     if hop.problem:
@@ -119,15 +119,16 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
 
 
 def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
+    length = counted(decision.num_tokens, "token")
     if decision.request_id:
         refused = decision.reason == pb.PLACEMENT_REASON_TOO_LATE
         waited = "" if refused else f" after {decision.waited_s * 1000:.1f} ms in the queue"
         yield (
             f"request {decision.request_id}, choice {decision.choice}, attempt {decision.attempt}: "
-            f"{decision.num_tokens} tokens, {'refused' if refused else 'placed'} {decision.age_s:.1f} s ago{waited}"
+            f"{length}, {'refused' if refused else 'placed'} {decision.age_s:.1f} s ago{waited}"
         )
     else:
-        yield f"a prompt of {decision.num_tokens} tokens, if it came now:"
+        yield f"a prompt of {length}, if it came now:"
     reason = REASONS[decision.reason]
     if not decision.decode_worker:
         yield reason
@@ -148,7 +149,8 @@ def _disaggregation(decode: pb.CandidateCost, decision: pb.Decision, rules: pb.P
     if decision.reason == pb.PLACEMENT_REASON_NO_PREFILL:
         return "no prefill worker could be asked, so that nothing was shipped"
     uncached, most = decode.uncached_tokens, rules.local_prefill_tokens
-    story = f"{uncached} tokens not cached on {decode.worker_id}, {decode.queued_prefill_tokens} queued there"
+    missing = f"{counted(uncached, 'token')} not cached on {decode.worker_id}"
+    story = f"{missing}, {decode.queued_prefill_tokens} queued there"
     if decision.reason == pb.PLACEMENT_REASON_PREFILL_FULL:
         return f"{story}; each prefill worker had prefill_queue_tokens {rules.prefill_queue_tokens} or more"
     if uncached > most:

@@ -10,7 +10,7 @@ from rich.table import Table
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
 from runtime.errors import DeadlineError, UnavailableError
@@ -86,7 +86,7 @@ def _show(workers: list[WorkerLag], as_json: bool, again: bool = False) -> None:
     out = console()
     if again and out.is_terminal:
         out.clear()
-    table = Table("worker", "role", "state", title=f"{len(workers)} workers")
+    table = Table("worker", "role", "state", title=counted(len(workers), "worker"))
     for header in ("published", "stored", "behind", "missing ids", "last event", "events/s", "blocks cached/total"):
         table.add_column(header, justify="right")
     for worker in workers:

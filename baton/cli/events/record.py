@@ -8,7 +8,7 @@ import typer
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.output import human_bytes
+from baton.cli.terminal.output import counted, human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
@@ -47,7 +47,8 @@ def record(
 
 def _tell(recorder: Recorder, writer: RecordingWriter, file: Path) -> None:
     typer.echo(
-        f"{file}: {recorder.num_events} events in {recorder.num_batches} batches of {recorder.num_workers} workers, "
+        f"{file}: {counted(recorder.num_events, 'event')} in {counted(recorder.num_batches, 'batch')} "
+        f"of {counted(recorder.num_workers, 'worker')}, "
         f"{human_bytes(writer.bytes_written)}"
     )
     for worker_id, _ in sorted(recorder.without_base):

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.output import counted
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
 from runtime.end_task import end_tasks
@@ -71,7 +72,8 @@ async def _for_ever() -> None:
 
 
 def _tell(replayer: Replayer, recording: Recording) -> None:
-    typer.echo(f"{recording.path}: {replayer.num_events} events in {replayer.num_batches} batches replayed")
+    events, batches = counted(replayer.num_events, "event"), counted(replayer.num_batches, "batch")
+    typer.echo(f"{recording.path}: {events} in {batches} replayed")
     if recording.damage:
         typer.echo(f"warning: {recording.damage}; what comes before it was replayed", err=True)
     elif not recording.ended_in_order:

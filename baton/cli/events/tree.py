@@ -12,7 +12,7 @@ from rich.tree import Tree
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import ask
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
@@ -89,24 +89,20 @@ def _heading(summary: pb.TreeSummary) -> str:
     tokens = summary.blocks * summary.block_size
     workers = ", ".join(f"{owner.worker_id} {owner.blocks}{_in_brackets(_lower(owner))}" for owner in summary.workers)
     return (
-        f"{summary.router_id}: {_count(summary.blocks, 'distinct block')} ({tokens} tokens) "
-        f"in {_count(summary.runs, 'run')}; "
+        f"{summary.router_id}: {counted(summary.blocks, 'distinct block')} ({tokens} tokens) "
+        f"in {counted(summary.runs, 'run')}; "
         f"held by {workers or 'nobody'}"
     )
 
 
 def _label(run: pb.TreeRun, block_size: int) -> Text:
-    label = Text(_count(run.blocks, "block"), style="bold")
+    label = Text(counted(run.blocks, "block"), style="bold")
     label.append(f"  tokens {run.first_block * block_size} to {(run.first_block + run.blocks) * block_size}", "")
     label.append(f"  {_owners(run.owners, run.blocks)}", "cyan")
     if run.hits:
-        label.append(f"  {_count(run.hits, 'hit')}", "green")
+        label.append(f"  {counted(run.hits, 'hit')}", "green")
     label.append(f"  {run.first_hash:016x}", "dim")
     return label
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:

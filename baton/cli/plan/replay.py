@@ -10,7 +10,7 @@ from rich.table import Table
 
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
-from baton.cli.terminal.output import console, print_table
+from baton.cli.terminal.output import console, counted, print_table
 from planner.journal import read_journal
 from planner.plot import plot_decisions
 from planner.replay import Replay, Summary, replay as replay_journal, summary
@@ -74,7 +74,7 @@ def _document(replayed: Replay, sides: list[Summary]) -> dict[str, object]:
 
 def _show(replayed: Replay, sides: list[Summary]) -> None:
     out = console()
-    table = Table("", "policy", title=f"{len(replayed.decisions)} decisions")
+    table = Table("", "policy", title=counted(len(replayed.decisions), "decision"))
     for header in ("changes", "frozen", "prefill mean", "most", "decode mean", "most"):
         table.add_column(header, justify="right")
     for name, side in zip(("recorded", "replayed"), sides, strict=True):

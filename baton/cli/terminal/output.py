@@ -48,6 +48,19 @@ def _print_rows(out: Console, table: Table) -> None:
         out.print(Text(f"{plain(first)}\n{lines}".replace("\xa0", " "), style=row.style or ""))
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 worker', '2 workers', '3 batches'."""
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number} {noun}{ending}"
+
+
+def rounded(value: float) -> str:
+    """'0.033', '8.4', '12.5', '1,235': what people read of a measured value."""
+    if abs(value) < 10:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}".removesuffix(".0")
+
+
 def human_bytes(count: int) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB"):

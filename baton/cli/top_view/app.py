@@ -15,6 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.widgets import DataTable, Footer, Sparkline, Static
 
+from baton.cli.terminal.output import counted
 from baton.cli.top_view.columns import COLUMNS, percent, places_in, stacked
 from baton.cli.top_view.rates import Rates, RateWindow, hit_rate
 from baton_proto.generated import inference_pb2 as pb
@@ -190,7 +191,7 @@ def _service_line(status: pb.StatusResponse, rates: Rates, address: str) -> Text
     ever = percent(hit_rate(totals.prompt_tokens, totals.cached_tokens))
     return Text.assemble(
         (f"{status.router_id}", "bold"),
-        f" at {address}: {len(status.workers)} workers   ",
+        f" at {address}: {counted(len(status.workers), 'worker')}   ",
         (f"{rates.output_tokens_per_s:,.0f} tokens/s", "bold green"),
         f"   prompts {rates.prompt_tokens_per_s:,.0f} tokens/s   {rates.requests_per_s:,.1f} requests/s"
         f"   hit rate {percent(rates.hit_rate)} (since the start {ever})",

@@ -217,7 +217,7 @@ async def test_a_recording_that_is_killed_is_readable(
     await output(recording)
     replayed = await baton(nats_server, "replay", str(tmp_path / "events"), "--max", "--prefix", "x-")
     stdout, stderr = await output(replayed)
-    assert "1 events in 1 batches replayed" in stdout
+    assert "1 event in 1 batch replayed" in stdout
     assert "not ended in order" in stderr
     assert replayed.returncode == ExitCode.OK
 
