@@ -1,5 +1,6 @@
 """The log of a process, as it is made and opened for writing."""
 
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -23,5 +24,7 @@ def opened_log(path: Path | None) -> BinaryIO:
 def make_log_folder(folder: Path) -> None:
     """Raises ConfigError."""
     with as_config_error(folder, LOG_DIR_FLAG):
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)

@@ -57,7 +57,7 @@ def convert(source: Path, folder: Path, progress: bool) -> None:
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", _generation_config(metadata))
         _write_json(folder / "tokenizer_config.json", tokenizer_settings(metadata, config["max_position_embeddings"]))
-        build_tokenizer(metadata, model).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer.json").write_text(build_tokenizer(metadata, model).to_str(), encoding="utf-8")
         with (folder / "model.safetensors").open("wb") as file:
             _write_tensors(file, {name: tensors[theirs] for name, theirs in names.items()}, config, model, advance)
 
@@ -165,7 +165,7 @@ def _write_tensors(
             raise ModelError(model, problem) from error
         if FAMILIES[config["model_type"]].gguf_pairs and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _halves_from_pairs(values, config["head_dim"])
-        np.ascontiguousarray(values, dtype="<f4").tofile(file)
+        file.write(np.ascontiguousarray(values, dtype="<f4").data)
         advance(values.nbytes / (end or 1))
 
 

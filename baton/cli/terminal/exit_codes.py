@@ -1,6 +1,7 @@
 """Exit codes of `baton`, and how errors become one of them and a sentence on stderr."""
 
 import enum
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -52,6 +53,10 @@ def errors_reported() -> Iterator[None]:
         yield
     except BatonError as error:
         fail(next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED), str(error))
+    except OSError as error:  # a full disk, a folder that nobody may write
+        if error.strerror is None or error.errno == errno.EPIPE:  # who reads our output has gone
+            raise
+        fail(ExitCode.FAILED, f"{error.filename or 'this machine'}: {error.strerror}")
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -251,3 +252,21 @@ def test_smollm2_knows_the_capital_of_france(smollm2: ModelFiles) -> None:
     bench = RunnerBench(smollm2, EngineConfig(device="cpu", kv_memory="64MiB"))
     answer = bench.greedy(tokenizer.encode(PROMPT).ids, max_tokens=8)
     assert tokenizer.decode(answer, skip_special_tokens=False) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_a_disk_that_is_full_at_any_file_is_an_os_error(tmp_path: Path) -> None:
+    """A model's sentence is made of it, whichever library was writing."""
+    source, whole = tmp_path / "m.gguf", tmp_path / "whole"
+    write_gguf(source, "llama", Quantization.F32)
+    whole.mkdir()
+    convert(source, whole, progress=False)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in sorted(path.stat().st_size for path in whole.iterdir()):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                convert(source, folder, progress=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
