@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -15,12 +16,12 @@ from uvicorn.server import ServerState
 
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
+from router.api.http.watched_transport import WatchedTransport
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request that are not body: its head, its trailers, what frames its chunks
 HEAD_TIMEOUT_S = 10.0  # for the whole head of a request, and for TLS before the first one
 BODY_GRACE_S = 20.0  # for a body of any size, and then
 MIN_BODY_BYTES_PER_S = 16 * 1024
-READ_TIMEOUT_S = 60.0  # in which a client must take some of what waits for it
 MAX_PIPELINED = 16  # requests that wait while an earlier one of the same connection is answered
 
 # What is awaited of a client
@@ -65,10 +66,13 @@ class Connection(HttpToolsProtocol):
         if not self._awaits:
             self._awaits = REQUEST
         self._overhead_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse_unparsed()
         if self._overhead_bytes > MAX_HEAD_BYTES:
-            problem = f"headers, trailers and chunk sizes are larger than {MAX_HEAD_BYTES} bytes"
-            self._refuse("431 Request Header Fields Too Large", "headers", problem)
+            self._refuse_overhead()
         self._set_clock()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -82,15 +86,36 @@ class Connection(HttpToolsProtocol):
             self._serving.message_event.set()  # wakes who waits for the client's end
         return True
 
+    def _parse(self, data: bytes) -> None:
+        """A request for an upgrade is read once more without the header that asks for it, because the parser takes all
+        behind such a head for the other protocol's."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrades():  # CONNECT
+                    self._hang_up()
+                    return
+                data = self._plain_head() + data[upgrade.args[0] :]
+
+    def _plain_head(self) -> bytes:
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"".join([head, *lines, b"\r\n"])
+
     # --- what the parser finds ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many requests before their answers")  # becomes send_400_response
+            raise ValueError("too many requests before their answers")  # becomes _refuse_unparsed
         self._awaits = HEAD
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._check_lines(len(self.url))
+        if self._upgrades():
+            return  # it is read once more
         super().on_headers_complete()  # raises when the path is none
         self._awaits, self._body_bytes = BODY, 0
         self.headers = []  # for the trailers, which nobody gets
@@ -103,17 +128,31 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrades():
+            return
+        self._check_lines(0)
         self._awaits, self._overhead_bytes = NOTHING, 0
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
+    def _upgrades(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _check_lines(self, path_bytes: int) -> None:
+        """Raises ValueError when this head's lines, or these trailers, are longer than MAX_HEAD_BYTES together. They
+        may have come at once with all that is behind them, which `_overhead_bytes` forgets."""
+        total = path_bytes + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        if total > MAX_HEAD_BYTES:
+            self._overhead_bytes = total
+            raise ValueError("a head that is too long")  # becomes _refuse_unparsed
+
+    def _refuse_unparsed(self) -> None:
         """data_received() answers for what is too long; the parser gives up on a path of 64 KiB by itself."""
         if self._overhead_bytes <= MAX_HEAD_BYTES:
             self._refuse("400 Bad Request", "request", "is not HTTP/1.1")
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """The parser reads no further. The request is answered as if it had asked for no upgrade."""
-        self._hang_up()
+    def _refuse_overhead(self) -> None:
+        problem = f"headers, trailers and chunk sizes are larger than {MAX_HEAD_BYTES} bytes"
+        self._refuse("431 Request Header Fields Too Large", "headers", problem)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -231,47 +270,3 @@ def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
         await app(scope, receive, sent)
 
     return served
-
-
-class WatchedTransport:
-    """A client that takes nothing of what waits for it during READ_TIMEOUT_S loses its connection.
-
-    uvloop collects the writes of one turn of the event loop: a response's head and its first bytes go out in one system
-    call.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._written = 0  # bytes
-        self._watch: asyncio.TimerHandle | None = None
-
-    def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():  # else the client has left
-            self._written += len(data)  # first, because write() may call pause_writing()
-            self._transport.write(data)
-
-    def close(self) -> None:
-        if not self._transport.is_closing():
-            self.watch_reader()
-        self._transport.close()
-
-    def watch_reader(self) -> None:
-        """Until nothing waits for the client."""
-        waiting = self._transport.get_write_buffer_size()
-        if self._watch is None and waiting:
-            self._watch = self._loop.call_later(READ_TIMEOUT_S, self._check_reader, self._written - waiting)
-
-    def lost(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-
-    def _check_reader(self, taken: int) -> None:
-        self._watch = None
-        if self._written - self._transport.get_write_buffer_size() > taken:
-            self.watch_reader()
-        else:
-            self._transport.abort()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)

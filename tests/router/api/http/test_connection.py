@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ import uvloop
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from router.api.http import connection
+from router.api.http import connection, watched_transport
 from router.api.http.disconnect import until_disconnect
 from router.api.http.server import HttpServer, serve_http
 
@@ -219,12 +220,56 @@ async def test_few_requests_wait_for_the_answers_to_earlier_ones(server: HttpSer
 
 
 @pytest.mark.parametrize(
-    "asked", [b"upgrade: websocket\r\nconnection: upgrade\r\n", b"upgrade: h2c\r\nconnection: upgrade\r\n"]
+    "asked",
+    [
+        b"upgrade: websocket\r\nconnection: upgrade\r\n",
+        b"upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAA\r\n",
+        b"Connection: keep-alive\r\nConnection: UPGRADE\r\nUpgrade: h2c\r\nupgrade: foo\r\n",
+    ],
+    ids=["websocket", "Java", "twice"],
 )
-async def test_who_asks_for_an_upgrade_is_answered_without_one(server: HttpServer, asked: bytes) -> None:
+@pytest.mark.parametrize("cut", [0, 1], ids=["at once", "byte by byte"])
+async def test_who_asks_for_an_upgrade_is_answered_as_if_not(
+    server: HttpServer, echo: Echo, asked: bytes, cut: int
+) -> None:
+    said = b"POST /x HTTP/1.1\r\nhost: baton\r\n%bcontent-length: 4\r\n\r\nbody" % asked
+    said += b"POST /y HTTP/1.1\r\nhost: baton\r\n%btransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n" % asked
+    said += b"GET /z HTTP/1.1\r\nhost: baton\r\nconnection: close\r\n\r\n"
     async with client(server) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nhost: baton\r\n%b\r\n" % asked)
-        assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK\r\n")
+        for at in range(0, len(said), cut or len(said)):
+            writer.write(said[at : at + (cut or len(said))])
+            await asyncio.sleep(0)
+        answers = await rest(reader)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * 3
+    assert [b"body" in answers, b"ab" in answers] == [True, True]
+    assert [scope["path"] for scope in echo.scopes] == ["/x", "/y", "/z"]
+    assert not [name for scope in echo.scopes for name, _ in scope["headers"] if name == b"upgrade"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"x: %b" % (b"a" * 66_000)],
+        [b"x-%d: %b" % (number, b"a" * 100) for number in range(640)],
+        [b"x: a"] * 11_000,
+        [b"%b: a" % (b"x" * 66_000)],
+    ],
+    ids=["one line", "many lines", "short lines", "a name"],
+)
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"POST / HTTP/1.1\r\ncontent-length: 99999"])
+async def test_a_head_beyond_the_limit_is_refused_however_it_comes(
+    server: HttpServer, echo: Echo, first: bytes, lines: list[bytes]
+) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(b"\r\n".join([first, b"host: baton", *lines, b"", b"a" * 99_999]))
+        assert (await rest(reader)).startswith(b"HTTP/1.1 431 ")
+    assert not echo.scopes
+
+
+async def test_a_head_just_below_the_limit_is_taken(server: HttpServer) -> None:
+    async with client(server) as (reader, writer):
+        writer.write(GET.replace(b"host", b"connection: close\r\nx: %b\r\nhost" % (b"a" * 65_400)))
+        assert (await rest(reader)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_an_answer_does_not_name_the_software(server: HttpServer) -> None:
@@ -244,7 +289,7 @@ async def big(scope: Scope, receive: Receive, send: Send) -> None:
 def test_who_does_not_read_a_whole_answer_loses_the_connection(
     run: Any, last: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(watched_transport, "READ_TIMEOUT_S", 0.1)
 
     async def idle_reader() -> None:
         async with await serve_http(big, "127.0.0.1", 0) as server:
@@ -259,7 +304,7 @@ def test_who_does_not_read_a_whole_answer_loses_the_connection(
 
 @LOOPS
 def test_who_reads_slowly_keeps_the_connection(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(watched_transport, "READ_TIMEOUT_S", 0.5)
 
     async def slow_reader() -> int:
         async with await serve_http(big, "127.0.0.1", 0) as server, client(server) as (reader, writer):

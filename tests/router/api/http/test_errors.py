@@ -164,7 +164,7 @@ async def test_headers_without_end_are_refused(server: HttpServer) -> None:
 async def test_a_client_that_does_not_read_for_a_minute_loses_its_answer(
     server: HttpServer, generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.api.http.connection.READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("router.api.http.watched_transport.READ_TIMEOUT_S", 0.2)
     generator.answers = [[5] * 100_000]
     body = json.dumps(COMPLETION | {"stream": True, "max_tokens": 4000, "n": 16, "logprobs": 20}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
