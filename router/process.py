@@ -17,6 +17,7 @@ from router.api.grpc.server import GrpcApi
 from router.api.http.app import create_app
 from router.api.http.dialect import Dialect
 from router.api.http.server import serve_http
+from router.api.http.web_pages import WebPages
 from router.api.messages import endpoints as messages_endpoints
 from router.api.messages.endpoints import MessagesDialect
 from router.api.operators.guard import OperatorsGuard
@@ -76,7 +77,7 @@ from runtime.processes.collector import calm_collector
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
-from runtime.security.keys import Keys, check_reach, load_keys
+from runtime.security.keys import Keys, check_callers, check_reach, load_keys
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
 
@@ -92,6 +93,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
     check_reach("router.host", config.router.host, keys)
+    check_callers(config, keys)
     check_router_ports(config.router)
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
@@ -129,6 +131,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
             config.router.cors_origins,
             dialects,
             None if traces is None else partial(over_http, traces),
+            WebPages(config.router.host, config.router.cors_origins, keys.api is not None, config.security.insecure),
         )
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, closing)
         if page is not None:

@@ -94,11 +94,14 @@ def up(
         _option(WORKERS, None, "Start and end workers as the load asks for it.", "--planner/--no-planner"),
     ] = None,
     host: Annotated[
-        str | None, _option(REACH, "ADDRESS", "What the router listens on; 0.0.0.0: from everywhere.")
+        str | None, _option(REACH, "ADDRESS", "What the router listens on; 0.0.0.0: from everywhere, with keys.")
     ] = None,
     http_port: PortOption = None,
     grpc_port: PortOption = None,
     api_key_file: Annotated[Path | None, _option(REACH, "FILE", "Keys that clients must show, one per line.")] = None,
+    insecure: Annotated[
+        bool | None, _option(REACH, None, "Whoever reaches the router may ask, without a key.", "--insecure")
+    ] = None,
     nats_url: Annotated[str | None, _option(REACH, "URL", "Use this NATS instead of starting one.")] = None,
     log_dir: Annotated[
         Path | None, _option(RUN, "DIR", "One log file per process, which stays, and no logs on stderr.")
@@ -134,7 +137,7 @@ def up(
                 "tool_parser": tool_parser,
                 "reasoning_parser": reasoning_parser,
             },
-            "security": {"api_key_file": None if api_key_file is None else str(api_key_file)},
+            "security": {"api_key_file": None if api_key_file is None else str(api_key_file), "insecure": insecure},
             "nats": {"url": nats_url},
             "planner": {"enabled": planner},
             "transfer": {"transport": transport},

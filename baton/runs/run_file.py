@@ -23,10 +23,10 @@ from runtime.config.serving import NatsConfig
 from runtime.errors import ConfigError
 from runtime.own_files import SEEN, is_own, open_folder
 from runtime.processes.owned_folder import OwnedFolder, living, write_private
-from runtime.security.cluster_key import MIN_LENGTH, ClusterKey, TlsMode
+from runtime.security.cluster_key import ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, Keys
 from runtime.security.nats_login import TLS_SCHEME, find_login, split_url
-from runtime.security.secret import Secret, parse_secrets
+from runtime.security.secret import MIN_LENGTH, Secret, parse_secrets
 
 SERVICE_FLAG = "--service"
 FORM = "run.json"

@@ -22,8 +22,8 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
-from runtime.security.cluster_key import MIN_LENGTH, ClusterKey
-from runtime.security.secret import Secret
+from runtime.security.cluster_key import ClusterKey
+from runtime.security.secret import MIN_LENGTH, Secret
 
 TIMEOUT_S = 120.0
 TLS = "tcp with TLS"

@@ -185,6 +185,7 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     hold keys instead."""
 
     api_key_file: Text | None = None  # one key per line; the public ports and the metrics take each key
+    insecure: bool = False  # True: without a key of clients, the router may listen beyond the loopback interface
     tls_cert_file: Text | None = None  # of the public ports: PEM, with the chain up to the CA
     tls_key_file: Text | None = None
     cluster_key_file: Text | None = None  # of the service's own processes

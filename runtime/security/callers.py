@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from runtime.errors import ConfigError
-from runtime.security.secret import Secret, parse_secrets, read_file
+from runtime.security.secret import MIN_LENGTH, Secret, parse_secrets, read_file
 
 ANY_TENANT: Final = "*"
 PerMinute = Annotated[int, Meta(gt=0, le=10**12)]
@@ -30,13 +30,13 @@ ANYONE = Caller("")
 def read_callers(path: str, field: str) -> list[tuple[Secret, Caller]]:
     """The keys of a file, one per line, with their callers. Raises ConfigError that names `field` and shows nothing of
     the file."""
-    return parse_callers(read_file(path, field), f"{field}: {path}")
+    return parse_callers(read_file(path, field), f"{field}: {path}", MIN_LENGTH)
 
 
-def parse_callers(text: str, where: str) -> list[tuple[Secret, Caller]]:
+def parse_callers(text: str, where: str, min_length: int = 1) -> list[tuple[Secret, Caller]]:
     """Raises ConfigError. A line that names no tenant gets one of its own."""
     lines = [line.split() for line in text.splitlines()]
-    keys = parse_secrets("\n".join("".join(words[:1]) for words in lines), where)
+    keys = parse_secrets("\n".join("".join(words[:1]) for words in lines), where, min_length)
     callers = [_caller(words[1:], where, f"line {number}") for number, words in enumerate(lines, 1) if words]
     return [
         (key, caller if caller.tenant else msgspec.structs.replace(caller, tenant=_own_tenant(key)))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 TlsMode = Literal["off", "auto", "on"]  # auto: on, but NCCL between machines passes without it
 
-MIN_LENGTH = 32  # characters: nobody must find the key by trying keys on a recorded proof
 NATS = "nats"
 WORKER_CALLS = "worker calls"
 OPERATOR = "operator"

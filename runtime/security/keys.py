@@ -15,9 +15,9 @@ from runtime.errors import ConfigError
 from runtime.security import nats_login
 from runtime.security.bearer_keys import FILE_FIELD, BearerKeys
 from runtime.security.callers import Caller, parse_callers, read_callers
-from runtime.security.cluster_key import MIN_LENGTH, OPERATOR, ClusterKey, TlsMode, new_cluster_key
+from runtime.security.cluster_key import OPERATOR, ClusterKey, TlsMode, new_cluster_key
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
-from runtime.security.secret import Secret, parse_secrets, read_secrets
+from runtime.security.secret import HOW_TO_MAKE, MIN_LENGTH, Secret, parse_secrets, read_secrets
 
 CLUSTER_KEY_VARIABLE = "BATON_CLUSTER_KEY"
 API_KEY_VARIABLE = "BATON_API_KEY"
@@ -66,6 +66,7 @@ def load_or_make_keys(config: ServingConfig, environ: Mapping[str, str] = os.env
         keys = replace(keys, cluster=cluster, nats=find_login(config.nats, cluster, environ), operator=operator)
     if config.nats.url is None and keys.nats.password is None:
         raise ConfigError("nats.url", "a token or .creds file is given, but not the NATS that takes it")
+    check_callers(config, keys)
     return keys
 
 
@@ -105,6 +106,15 @@ def check_reach(field: str, host: str, keys: Keys) -> None:
         raise ConfigError(field, f"{problem}: security.cluster_key_file or {CLUSTER_KEY_VARIABLE}")
 
 
+def check_callers(config: ServingConfig, keys: Keys) -> None:
+    """Raises ConfigError when other machines could ask for text without a key and nobody has said that they may."""
+    host = config.router.host
+    if keys.api is None and not is_loopback(host) and not config.security.insecure:
+        problem = f"{host!r} is more than this machine, and anybody there could ask: clients need a key"
+        ways = f"security.api_key_file or {API_KEY_VARIABLE}, {HOW_TO_MAKE}"
+        raise ConfigError("router.host", f"{problem} ({ways}), or --insecure (security.insecure: true) lets all ask")
+
+
 def _operator_keys(
     config: SecurityConfig, cluster: ClusterKey | None, environ: Mapping[str, str]
 ) -> tuple[Secret, ...]:
@@ -120,5 +130,5 @@ def _api_keys(config: SecurityConfig, environ: Mapping[str, str]) -> list[tuple[
     if config.api_key_file is not None:
         return read_callers(config.api_key_file, FILE_FIELD)
     if keys := environ.get(API_KEY_VARIABLE):
-        return parse_callers(keys, API_KEY_VARIABLE)
+        return parse_callers(keys, API_KEY_VARIABLE, MIN_LENGTH)
     return []

@@ -1,10 +1,15 @@
 """Keys and passwords: objects that no log, error or dump shows, read from files and variables."""
 
 import os
+import stat
 from pathlib import Path
 from typing import NoReturn
 
 from runtime.errors import ConfigError
+
+MIN_LENGTH = 32  # characters of a key of ours: nobody must find it by trying, on a recorded proof or on a port
+HOW_TO_MAKE = "made by `openssl rand -hex 32`"
+OTHERS = stat.S_IRWXO
 
 
 class Secret:
@@ -39,7 +44,8 @@ def parse_secrets(text: str, where: str, min_length: int = 1) -> list[Secret]:
         if not all("!" <= character <= "~" for character in key):
             raise ConfigError(where, f"line {number} holds more than one word, or characters other than ASCII")
         if len(key) < min_length:
-            raise ConfigError(where, f"line {number} has {len(key)} characters; at least {min_length} are needed")
+            problem = f"line {number} has {len(key)} characters; at least {min_length} are needed, {HOW_TO_MAKE}"
+            raise ConfigError(where, problem)
         found.append(Secret(key))
     if not found:
         raise ConfigError(where, "holds no key")
@@ -47,9 +53,13 @@ def parse_secrets(text: str, where: str, min_length: int = 1) -> list[Secret]:
 
 
 def read_file(path: str, field: str) -> str:
-    """Raises ConfigError."""
+    """A file with secrets. Raises ConfigError, also when users beside its owner and its group may read it."""
     try:
-        return Path(path).read_text()
+        with Path(path).open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & OTHERS:
+                raise ConfigError(field, f"{path}: every user of this machine can read or change it: chmod 600 {path}")
+            return file.read()
     except OSError as error:
         raise ConfigError(field, f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -130,7 +130,7 @@ async def _exchange(
     loop = asyncio.get_running_loop()
     data = json.dumps(body).encode()
     http = h11.Connection(h11.CLIENT)
-    headers = [("host", "baton"), ("content-type", "application/json"), ("content-length", str(len(data)))]
+    headers = [("host", "localhost"), ("content-type", "application/json"), ("content-length", str(len(data)))]
     head = http.send(h11.Request(method="POST", target="/v1/completions", headers=headers))
     await loop.sock_sendall(connection, (head or b"") + (http.send(h11.Data(data)) or b""))
     http.send(h11.EndOfMessage())

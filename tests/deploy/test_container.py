@@ -60,6 +60,20 @@ def test_what_compose_mounts_exists_and_its_ports_are_those_that_are_served() ->
     assert float(services["baton"]["stop_grace_period"].removesuffix("s")) > patience_s + 10
 
 
+def test_prometheus_scrapes_with_the_key_that_the_service_asks_for() -> None:
+    service = COMPOSE["services"]["baton"]
+    assert "--insecure" not in DOCKERFILE.split("\nCMD ")[1] + str(service["command"])
+    assert service["environment"]["BATON_API_KEY"].startswith("${BATON_API_KEY:?")
+    (job,) = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
+    (known,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    login = {"credentials_file": "/run/secrets/api_key"}
+    assert job == known | {
+        "authorization": login,
+        "http_sd_configs": [known["http_sd_configs"][0] | {"authorization": login}],
+    }
+    assert COMPOSE["secrets"]["api_key"] == {"environment": "BATON_API_KEY"}
+
+
 def test_what_a_start_leaves_for_the_next_one_lies_in_volumes(monkeypatch: pytest.MonkeyPatch) -> None:
     last = DOCKERFILE.split("\nFROM ")[-1]
     variables = dict(re.findall(r"(\w+)=(\S+)", re.search(r"^ENV (.*)", last, re.MULTILINE)[1]))  # type: ignore[index]

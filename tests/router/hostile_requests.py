@@ -19,6 +19,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 GENERATE = "/baton.v1.Inference/Generate"
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 MODEL = "tiny"
+JSON = {"content-type": "application/json"}
 
 
 def repeated(head: str, unit: str, tail: str, num_bytes: int = BODY_BYTES) -> bytes:
@@ -109,9 +110,9 @@ def grpc_messages() -> Iterator[tuple[str, bytes]]:
 async def answers(http: httpx.AsyncClient, channel: grpc.aio.Channel) -> AsyncIterator[str]:
     """What was sent and what came of it; each request is sent when the next item is asked for."""
     for _ in range(3):
-        yield f"ordinary {(await http.post(CHAT, content=ordinary())).status_code}"
+        yield f"ordinary {(await http.post(CHAT, content=ordinary(), headers=JSON)).status_code}"
     for name, path, body in http_bodies():
-        yield f"HTTP {name} {(await http.post(path, content=body)).status_code}"
+        yield f"HTTP {name} {(await http.post(path, content=body, headers=JSON)).status_code}"
     for name, message in grpc_messages():
         call = channel.unary_stream(GENERATE)(message, timeout=60)
         yield f"gRPC {name} {(await call.code()).name}"

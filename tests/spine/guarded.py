@@ -88,6 +88,7 @@ def environment(folder: Path) -> dict[str, str]:
 def guarded_service(folder: Path, **security: Any) -> Iterator[Guarded]:
     api_key = secrets.token_hex(16)
     (folder / "api").write_text(f"{secrets.token_hex(16)}\n{api_key}\n")
+    (folder / "api").chmod(0o600)
     ca = trustme.CA()
     ca.cert_pem.write_to_path(folder / "ca.pem")
     own = ca.issue_cert("127.0.0.1")

@@ -57,7 +57,7 @@ async def overheard(mode: str, folder: Path) -> dict[str, Any]:
     own = ca.issue_cert(ADDRESS)
     own.private_key_and_cert_chain_pem.write_to_path(folder / "pair.pem")
     pair = str(folder / "pair.pem")
-    security = {"internal_tls": mode, "tls_cert_file": pair, "tls_key_file": pair}
+    security = {"internal_tls": mode, "tls_cert_file": pair, "tls_key_file": pair, "insecure": True}
     ear = Ear()
     async with running_service(
         "mock",

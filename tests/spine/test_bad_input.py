@@ -17,6 +17,7 @@ from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_idle
 
+JSON = {"content-type": "application/json"}
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 MAX_LEN = 4096  # of the tiny model
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -91,7 +92,7 @@ async def refused_over_http(service: Service) -> None:
                 assert openai_error(answer)["param"] == field
                 assert words in openai_error(answer)["message"]
         for body in BAD_BODIES:
-            answer = await http.post(COMPLETIONS, content=body)
+            answer = await http.post(COMPLETIONS, content=body, headers=JSON)
             assert answer.status_code == 400, body[:40]
             assert openai_error(answer)["param"] in ("body", "prompt", "unknown")
         answer = await http.post(COMPLETIONS, json={"prompt": "a" * 10_000_000})

@@ -23,6 +23,7 @@ from router.api.http.openai_answer import OpenAIDialect
 from router.api.http.openai_chat import ChatAnswer
 from router.api.http.openai_completions import CompletionAnswer
 from router.api.http.openai_types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
+from router.api.http.web_pages import WebPages
 from router.api.validation import make_request_id
 from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
@@ -50,11 +51,13 @@ def create_app(
     cors_origins: Sequence[str] = (),
     dialects: Mapping[str, Dialect] = NO_DIALECTS,
     around: Around | None = None,
+    pages: WebPages | None = None,
 ) -> ASGIApp:
     """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `cors_origins`: of web pages that browsers let call this API. `dialects`: path -> what is said there, besides
-    OpenAI's chats and completions. `around` is put around the endpoint of each path where text is asked for.
+    OpenAI's chats and completions. `around` is put around the endpoint of each path where text is asked for. `pages`
+    says what web pages may ask; None: all.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
@@ -68,16 +71,16 @@ def create_app(
     }
     endpoints: dict[str, ASGIApp] = {path: GenerationEndpoint(frontend, dialect) for path, dialect in spoken.items()}
     direct = endpoints if around is None else {path: around(path, endpoint) for path, endpoint in endpoints.items()}
-    pages = _Pages(frontend, metrics, targets)
+    plain = _Pages(frontend, metrics, targets)
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        Route("/v1/models", pages.list_models),
-        Route("/v1/models/{model:path}", pages.retrieve_model),
-        Route("/health", pages.health),
-        Route("/ping", pages.health, methods=["GET", "POST"]),
-        Route("/ready", pages.ready),
-        Route("/metrics", pages.metrics),
-        Route("/metrics/targets", pages.list_targets),
+        Route("/v1/models", plain.list_models),
+        Route("/v1/models/{model:path}", plain.retrieve_model),
+        Route("/health", plain.health),
+        Route("/ping", plain.health, methods=["GET", "POST"]),
+        Route("/ready", plain.ready),
+        Route("/metrics", plain.metrics),
+        Route("/metrics/targets", plain.list_targets),
         *more_routes,
         *operators_routes,
     ]
@@ -91,7 +94,8 @@ def create_app(
 
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
     guarded = app if keys is None else _guarded(app, keys, unguarded, form_at)
-    return guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
+    told = guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
+    return told if pages is None else pages.around(told, form_at)
 
 
 def _form_at(dialects: Mapping[str, Dialect], path: str) -> ErrorForm:

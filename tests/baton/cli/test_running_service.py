@@ -24,7 +24,7 @@ from runtime.processes.owned_folder import PREFIX
 from tests.service import assert_gone
 
 BATON = [sys.executable, "-m", "baton"]
-API_KEY = "a-user-s-key"
+API_KEY = "a-user-s-key-of-32-characters-ok"
 SERVING = """
 model: mock
 router: {http_port: 0, grpc_port: 0}

@@ -61,7 +61,7 @@ def conversation(chance: random.Random) -> bytes:
 
 def request(chance: random.Random) -> bytes:
     end = chance.choice(ENDS) if chance.random() < 0.2 else b"\r\n"
-    fields = [b"host: baton", *chance.choices(FIELDS, k=chance.choice((0, 0, 1, 3, 30)))]
+    fields = [b"host: localhost", *chance.choices(FIELDS, k=chance.choice((0, 0, 1, 3, 30)))]
     body = payload(chance)
     match chance.randrange(6):
         case 0:

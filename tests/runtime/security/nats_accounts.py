@@ -52,6 +52,7 @@ def hosted_nats(folder: Path) -> Iterator[str]:
         f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
     )
+    (folder / "user.creds").chmod(0o600)
     command = [str(find_binary()), "--addr", "127.0.0.1", "--port", "-1", "--config", str(folder / "nats.conf")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

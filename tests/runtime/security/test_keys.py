@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.serving import NatsConfig, SecurityConfig, ServingConfig, WorkersConfig, dump_config
+from runtime.config.serving import NatsConfig, RouterConfig, SecurityConfig, ServingConfig, WorkersConfig, dump_config
 from runtime.errors import ConfigError
 from runtime.processes.launch import launch_command
 from runtime.security import bearer_keys
@@ -18,6 +18,7 @@ from runtime.security.nats_login import NatsLogin, find_login, split_url
 from runtime.security.secret import Secret
 
 CLUSTER = "c" * 32
+ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
 URL = "nats://127.0.0.1:4222"
 
 
@@ -27,6 +28,7 @@ def config(**security: str) -> ServingConfig:
 
 def written(path: Path, text: str) -> str:
     path.write_text(text)
+    path.chmod(0o600)
     return str(path)
 
 
@@ -42,16 +44,16 @@ def test_a_secret_is_shown_by_nothing_but_reveal() -> None:
 
 
 def test_keys_come_from_files_and_else_from_variables(tmp_path: Path) -> None:
-    api, cluster = written(tmp_path / "api", "one\n\n two \n"), written(tmp_path / "cluster", CLUSTER)
-    variables = {"BATON_API_KEY": "three", "BATON_CLUSTER_KEY": "d" * 32}
+    api, cluster = written(tmp_path / "api", f"{ONE}\n\n {TWO} \n"), written(tmp_path / "cluster", CLUSTER)
+    variables = {"BATON_API_KEY": THREE, "BATON_CLUSTER_KEY": "d" * 32}
     from_files = load_keys(config(api_key_file=api, cluster_key_file=cluster), variables)
     assert from_files.cluster is not None
     assert from_files.cluster.secret.reveal() == CLUSTER
     assert from_files.api is not None
-    assert [from_files.api.accepts(f"Bearer {key}".encode()) for key in ("one", "two", "three")] == [True, True, False]
+    assert [from_files.api.accepts(f"Bearer {key}".encode()) for key in (ONE, TWO, THREE)] == [True, True, False]
     from_variables = load_keys(config(), variables)
     assert from_variables.api is not None
-    assert from_variables.api.accepts(b"bearer three")
+    assert from_variables.api.accepts(f"bearer {THREE}".encode())
     assert load_keys(config(), {}) == Keys()
 
 
@@ -66,9 +68,16 @@ def test_what_is_no_key_of_ours_is_not_taken(shown: bytes) -> None:
     ("field", "content", "problem"),
     [
         ("api_key_file", "\n \n", "holds no key"),
-        ("api_key_file", "good\ntwo words", "line 2 holds more than one word"),
+        ("api_key_file", f"{ONE}\n{TWO} words", "line 2 holds more than one word"),
         ("api_key_file", "schlüssel", "characters other than ASCII"),
-        ("cluster_key_file", "tooshort", "has 8 characters; at least 32 are needed"),
+        *(
+            (
+                field,
+                f"{ONE}\ntooshort",
+                "line 2 has 8 characters; at least 32 are needed, made by `openssl rand -hex 32`",
+            )
+            for field in ("api_key_file", "operator_key_file", "cluster_key_file")
+        ),
         ("cluster_key_file", None, "No such file"),
     ],
 )
@@ -77,7 +86,7 @@ def test_a_key_file_that_cannot_be_used_is_named_and_not_shown(
 ) -> None:
     path = tmp_path / "key"
     if content is not None:
-        path.write_text(content)
+        written(path, content)
     with pytest.raises(ConfigError) as caught:
         load_keys(config(**{field: str(path)}), {})
     assert f"security.{field}" in str(caught.value)
@@ -87,7 +96,7 @@ def test_a_key_file_that_cannot_be_used_is_named_and_not_shown(
 
 def test_keys_are_changed_in_the_file_while_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "keys"
-    keys = load_keys(config(api_key_file=written(path, "old")), {}).api
+    keys = load_keys(config(api_key_file=written(path, ONE)), {}).api
     assert keys is not None
     now_s = time.monotonic()
 
@@ -97,15 +106,38 @@ def test_keys_are_changed_in_the_file_while_they_are_in_use(tmp_path: Path, monk
         monkeypatch.setattr(time, "monotonic", lambda: now_s)
         return keys.accepts(f"Bearer {key}".encode())
 
-    path.write_text("old\nnew")
-    assert later_accepted("new")
-    assert later_accepted("old")
-    path.write_text("new-er")
-    assert later_accepted("new-er")
-    assert not later_accepted("old")
-    assert keys.first().reveal() == "new-er"
+    path.write_text(f"{ONE}\n{TWO}")
+    assert later_accepted(TWO)
+    assert later_accepted(ONE)
+    path.write_text(THREE + "-")
+    assert later_accepted(f"{THREE}-")
+    assert not later_accepted(ONE)
+    assert keys.first().reveal() == f"{THREE}-"
     path.unlink()
-    assert later_accepted("new-er"), "the last ones that were there hold"
+    assert later_accepted(f"{THREE}-"), "the last ones that were there hold"
+
+
+@pytest.mark.parametrize("field", ["api_key_file", "operator_key_file", "cluster_key_file"])
+def test_a_key_that_every_user_of_the_machine_can_read_is_none(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "key"
+    for mode, refused in ((0o600, False), (0o640, False), (0o644, True), (0o602, True)):
+        written(path, ONE)
+        path.chmod(mode)
+        if not refused:
+            assert load_keys(config(**{field: str(path)}), {}) != Keys()
+            continue
+        with pytest.raises(ConfigError, match=f"security.{field}: .*: chmod 600 {path}"):
+            load_keys(config(**{field: str(path)}), {})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-1"])
+def test_beyond_this_machine_clients_show_a_key_or_somebody_says_that_they_need_none(host: str) -> None:
+    router = RouterConfig(host=host)
+    wide = ServingConfig(router=router)
+    with pytest.raises(ConfigError, match=r"router\.host: .* BATON_API_KEY, made by `openssl.*, or --insecure"):
+        load_or_make_keys(wide, {})
+    assert load_or_make_keys(wide, {"BATON_API_KEY": ONE}).api is not None
+    assert load_or_make_keys(ServingConfig(router=router, security=SecurityConfig(insecure=True)), {}).api is None
 
 
 def test_only_who_starts_the_others_makes_a_cluster_key_and_hands_it_on() -> None:

@@ -37,6 +37,7 @@ async def test_a_key_is_shown_and_a_missing_one_is_named(tiny_model: Path, tmp_p
     ):
         await agree(imitation, tiny_model, model="m")
     (tmp_path / "key").write_text("secret\n")
+    (tmp_path / "key").chmod(0o600)
     with pytest.raises(ConfigError, match="its tokenizer is another one"):  # the next thing that differs
         await agree(imitation, tiny_model, model="m", api_key_file=str(tmp_path / "key"))
 
