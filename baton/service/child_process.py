@@ -114,4 +114,5 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
 
 def environment(threads: int) -> dict[str, str]:
     """The variables of this process, with the number of threads that numeric libraries may start in the child."""
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    # Else gRPC's native code writes a line by itself for each malformed header that a stranger sends.
+    return {"GRPC_VERBOSITY": "NONE", **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}

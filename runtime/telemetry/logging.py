@@ -15,9 +15,12 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from runtime.config.serving import LoggingConfig
+from runtime.telemetry.sparing import SparingFilter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 # Their information matters at debug level only.
+STRANGERS = ("asyncio", "grpc", "uvicorn")  # speak with whoever connects
+STRANGERS_LINES = 100  # a minute, by logger and level
 CHATTY_LIBRARIES = ("asyncio", "httpcore", "httpx", "nats", "uvicorn", "uvicorn.access", "uvicorn.error")
 
 
@@ -60,6 +63,7 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
+    handler.addFilter(SparingFilter(STRANGERS_LINES, STRANGERS))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)

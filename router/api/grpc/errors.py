@@ -16,10 +16,14 @@ from runtime.errors import (
     UnknownModelError,
     WorkerLostError,
 )
+from runtime.telemetry.sparing import Sparing
 
 RETRY_AFTER = "retry-after-ms"
 
+REFUSAL_LINES = 600  # a minute
+
 log = structlog.get_logger()
+spare = Sparing(REFUSAL_LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ def status_of(error: Exception, request_id: str) -> Status:
     id."""
     match error:
         case InvalidRequestError():
-            log.info("request refused", request_id=request_id, reason=str(error))
+            spare(log.info, "request refused", request_id=request_id, reason=str(error))
             unknown = isinstance(error, UnknownModelError)
             return Status(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.INVALID_ARGUMENT, str(error))
         case OverloadedError():
@@ -44,7 +48,7 @@ def status_of(error: Exception, request_id: str) -> Status:
             return Status(grpc.StatusCode.UNAVAILABLE, str(error))
         case DeadlineError():
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
-    log.error("request failed", request_id=request_id, exc_info=error)
+    spare(log.error, "request failed", request_id=request_id, exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")
 
 

@@ -25,7 +25,7 @@ from baton_proto.generated import (
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
 from router.api.grpc.decoding import DecodeRequests
-from router.api.grpc.errors import Status, ours_alone, status_of
+from router.api.grpc.errors import Status, ours_alone, spare, status_of
 from router.api.grpc.kserve import KserveService
 from router.api.grpc.messages import (
     finished_message,
@@ -174,7 +174,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 await self._stream(wanted, shown_id, context)
         except TimeoutError:
-            log.warning("client does not read its answer", request_id=work_id)
+            spare(log.warning, "client does not read its answer", request_id=work_id)
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
         except grpc.aio.InternalError:
             return None  # the caller left while we wrote

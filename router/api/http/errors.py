@@ -22,8 +22,12 @@ from runtime.errors import (
     UnknownModelError,
     WorkerLostError,
 )
+from runtime.telemetry.sparing import Sparing
+
+REFUSAL_LINES = 600  # a minute
 
 log = structlog.get_logger()
+spare = Sparing(REFUSAL_LINES)
 
 
 class ErrorBody(Struct, frozen=True):
@@ -50,7 +54,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
     only the request id."""
     match error:
         case InvalidRequestError():
-            log.info("request refused", request_id=request_id, reason=str(error))
+            spare(log.info, "request refused", request_id=request_id, reason=str(error))
             status, code = _status_of_refusal(error)
             return status, ErrorBody(str(error), "invalid_request_error", error.field, code)
         case RateLimitError():
@@ -63,7 +67,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
             return 503, ErrorBody(str(error), "service_unavailable_error", code="unavailable")
         case DeadlineError():
             return 504, ErrorBody(str(error), "timeout_error", code="deadline_exceeded")
-    log.error("request failed", request_id=request_id, exc_info=error)
+    spare(log.error, "request failed", request_id=request_id, exc_info=error)
     message = f"internal error; request {request_id}"
     return 500, ErrorBody(message, "server_error", code="internal_error")
 

@@ -15,8 +15,10 @@ from starlette.types import ASGIApp
 from router.api.http.connection import HEAD_TIMEOUT_S, Connection
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
+from runtime.telemetry.sparing import Sparing
 
 log = structlog.get_logger()
+spare = Sparing(lines=2)
 
 BACKLOG = 2048
 MAX_CONNECTIONS = 4096  # unless router.max_http_connections says another number
@@ -105,7 +107,6 @@ class _Acceptor:
         self._make_protocol = make_protocol
         self._max_connections = max_connections
         self._open: set[socket.socket] = set()
-        self._warned = False  # since there was room the last time
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._opening: set[asyncio.Task[Any]] = set()
@@ -124,7 +125,7 @@ class _Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # as a rule no file descriptors are left
-                log.error("cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
+                spare(log.error, "cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
@@ -133,7 +134,6 @@ class _Acceptor:
                 self._turn_away(connection)
                 continue
             self._open.add(connection)
-            self._warned = False
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._begin(connection))
             self._opening.add(task)
@@ -150,9 +150,7 @@ class _Acceptor:
 
     def _turn_away(self, connection: socket.socket) -> None:
         limit = f"all {self._max_connections} connections of router.max_http_connections are open"
-        if not self._warned:
-            log.warning("connections are refused", reason=limit)
-            self._warned = True
+        spare(log.warning, "connections are refused", reason=limit)
         with connection, contextlib.suppress(OSError):
             if not self._tls:
                 problem = f"{limit}; try again later, and close those that rest"
