@@ -74,6 +74,7 @@ from runtime.errors import ConfigError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.collector import calm_collector
+from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_files, shared_out
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
@@ -316,13 +317,24 @@ async def _open_apis(
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost)
+    places = _places(config)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()
-    http_server = await serve_http(app, host, config.router.http_port, context, config.router.max_http_connections)
+    http_server = await serve_http(app, host, config.router.http_port, context, places.http)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
+
+
+def _places(config: ServingConfig) -> Places:
+    most = config.router.max_http_connections
+    limit = raise_open_files(max(WANTED, 2 * most + RESERVE))
+    places = shared_out(limit, most)
+    if places.http < most:
+        wanted, reason = f"router.max_http_connections: {most}", f"{limit} open files are allowed (ulimit -Hn)"
+        log.warning("fewer connections are served", wanted=wanted, http=places.http, grpc=places.grpc, reason=reason)
+    return places
 
 
 def _traces(config: ServingConfig, router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:

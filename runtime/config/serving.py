@@ -95,7 +95,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Positive = 4  # replays after lost workers, the first attempt included
     max_body_bytes: Positive = 8 * 1024 * 1024
     max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once; see serving.yaml
-    max_http_connections: Positive = 4096  # open at once; who comes then is refused
+    max_http_connections: Positive = 4096  # open at once, of gRPC as many more; see serving.yaml
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
     max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
     response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024  # of kept responses; 0: none are

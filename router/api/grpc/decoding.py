@@ -7,7 +7,7 @@ would answer UNKNOWN with the name of a Python class, and log a stack trace.
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from router.api.grpc.connections import GrpcConnections
 from router.api.grpc.errors import status_of
 from router.api.grpc.receiving import Receiving
 from router.api.grpc.wire_size import num_fields
@@ -27,6 +28,7 @@ Behaviour = Callable[
     [Any, Any], Any
 ]  # a coroutine or an asynchronous generator of a request or requests, and a context
 Decode = Callable[[bytes], Message]
+Call = Callable[[str], AbstractContextManager[None]]  # around what a call of this peer does
 Read = Callable[[Any], Awaitable[Any]]  # the next request of a context's call
 
 
@@ -37,7 +39,10 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
     """Stands before all methods. Methods are coroutines or asynchronous generators. The requests of a stream, of a
     service in `files`, raise BatonError when the next one cannot be read."""
 
-    def __init__(self, files: Sequence[FileDescriptor], lane: SideLane, receiving: Receiving) -> None:
+    def __init__(
+        self, files: Sequence[FileDescriptor], lane: SideLane, receiving: Receiving, connections: GrpcConnections
+    ) -> None:
+        self._connections = connections
         self._lane = lane
         self._receiving = receiving
         self._kinds = {
@@ -58,11 +63,12 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
         whole = partial(self._read_or_raise, handler.request_deserializer, kind)
         read = whole if handler.request_streaming and kind is not None else partial(_or_abort, whole)
         request = partial(_all if handler.request_streaming else _one, read)
+        call = _unseen if kind is None else self._connections.call
         if handler.unary_unary is not None:
-            serve = _coroutine(handler.unary_unary, request)
+            serve = _coroutine(handler.unary_unary, request, call)
             return grpc.stream_unary_rpc_method_handler(serve, None, handler.response_serializer)
         behaviour = handler.stream_stream or handler.unary_stream
-        serve = (_generator if inspect.isasyncgenfunction(behaviour) else _coroutine)(behaviour, request)
+        serve = (_generator if inspect.isasyncgenfunction(behaviour) else _coroutine)(behaviour, request, call)
         return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
     async def _read_or_raise(self, decode: Decode, kind: Descriptor | None, context: Any) -> Any:
@@ -104,18 +110,27 @@ async def _all(read: Read, context: Any) -> AsyncIterator[Any]:
     return requests()
 
 
-def _coroutine(behaviour: Behaviour, request: Read) -> Behaviour:
+def _unseen(peer: str) -> AbstractContextManager[None]:
+    """Health and reflection are open to all, or ask nothing of the service."""
+    return nullcontext()
+
+
+def _coroutine(behaviour: Behaviour, request: Read, call: Call) -> Behaviour:
     async def serve(_: object, context: Any) -> Any:
-        return await behaviour(await request(context), context)
+        wanted = await request(context)
+        with call(context.peer()):
+            return await behaviour(wanted, context)
 
     return serve
 
 
-def _generator(behaviour: Behaviour, request: Read) -> Behaviour:
+def _generator(behaviour: Behaviour, request: Read, call: Call) -> Behaviour:
     async def serve(_: object, context: Any) -> AsyncIterator[Any]:
-        async with aclosing(behaviour(await request(context), context)) as messages:
-            async for message in messages:
-                yield message
+        wanted = await request(context)
+        with call(context.peer()):
+            async with aclosing(behaviour(wanted, context)) as messages:
+                async for message in messages:
+                    yield message
 
     return serve
 

@@ -24,6 +24,7 @@ from baton_proto.generated import (
 )
 from router.api.grpc.admin import AdminService, Context, Questions
 from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
+from router.api.grpc.connections import GrpcConnections
 from router.api.grpc.decoding import DecodeRequests
 from router.api.grpc.errors import Status, ours_alone, spare, status_of
 from router.api.grpc.kserve import KserveService
@@ -51,6 +52,7 @@ from runtime.security.secret import Secret
 from runtime.security.tls import Tls
 
 HEALTH_INTERVAL_S = 0.2
+MAX_CONNECTIONS = 4096
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 ADMIN = "/baton.v1.Admin/"
 KSERVE = "/inference.GRPCInferenceService/"
@@ -71,6 +73,7 @@ class GrpcApi:
         tls: Tls | None = None,
         operators: Sequence[Secret] = (),
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
@@ -78,26 +81,28 @@ class GrpcApi:
         self._frontend = frontend
         self._calls = Calls(frontend, keys)
         self._health = health.aio.HealthServicer()
+        self._connections = GrpcConnections(max_connections)
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
         receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
             RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY),
-            DecodeRequests(FILES, frontend.lane, receiving),
+            DecodeRequests(FILES, frontend.lane, receiving, self._connections),
         ]
         alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
         elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
         if keys is not None:
             guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
         guards += innermost
-        options = [("grpc.so_reuseport", 0), size_limit, *SERVER_OPTIONS]
+        places = ("grpc.max_allowed_incoming_connections", max_connections)
+        options = [("grpc.so_reuseport", 0), size_limit, places, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(InferenceService(frontend, self._calls), self._server)
         kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(frontend, self._calls), self._server)
         pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
@@ -111,14 +116,15 @@ class GrpcApi:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await self._show_health()
         await self._server.start()
-        self._watch = asyncio.create_task(self._watch_health(), name="grpc health")
+        crowd = self._connections.watch(self.port)
+        self._watches = [asyncio.create_task(watch) for watch in (self._watch_health(), crowd)]
         return self.port
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Requests in flight have `grace_s` to end, then they are cancelled. The generator decides whether new requests
         are taken meanwhile."""
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._calls.until_idle(grace_s)
         await self._server.stop(None)  # only watchers of the health are left, who never end by themselves

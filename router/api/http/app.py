@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.http.connection import KNOWN
 from router.api.http.dialect import Dialect
 from router.api.http.errors import ErrorForm, error_response, on_http_exception, openai_form, unauthorized
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
@@ -89,6 +90,8 @@ def create_app(
     others = Starlette(routes=routes, exception_handlers={HTTPException: refused})
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if keys is None:
+            scope[KNOWN] = True
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or others)(scope, receive, send)
 
@@ -112,6 +115,8 @@ def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], form_at: 
         caller = keys.caller(shown or b"")
         if caller is not None or scope["path"] in unguarded or scope["path"].startswith(prefixes):
             scope[CALLER] = caller or ANYONE
+            if caller is not None:
+                scope[KNOWN] = True
             await app(scope, receive, send)
         else:
             await unauthorized(given=shown is not None, form=form_at(scope["path"]))(scope, receive, send)

@@ -5,6 +5,7 @@ The client's clock runs while its head or body is awaited, and stands while an e
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.http_1_0 import without_chunks
 from router.api.http.json_response import encode_json
 from router.api.http.watched_transport import WatchedTransport
 
@@ -30,25 +32,32 @@ HEAD: Final = "head"  # of a request, from its first byte on
 BODY: Final = "body"
 NOTHING: Final = ""  # the request is complete, and no byte of another one has come
 
+KNOWN: Final = "baton.known"  # in the scope of a request that has shown a key, or needs none
+PATIENCE_S: Final = 5.0  # for what a known client has begun to send, when places run short
+
+Worth = tuple[int, float]
+
 
 class Connection(HttpToolsProtocol):
     """Trailers are read and dropped. What is refused while an answer is being sent ends the connection after it."""
 
     def __init__(
-        self, config: Config, state: ServerState, app_state: dict[str, Any], ended: Callable[[], None]
+        self, config: Config, state: ServerState, app_state: dict[str, Any], ended: Callable[[], object]
     ) -> None:
         """`ended` is called once the connection is lost."""
         super().__init__(config, state, app_state)
         self._ended = ended
+        self._since_s = time.monotonic()  # the connection has come, or its last request has begun or ended
+        self._awaits: str = HEAD
+        self._serving: RequestResponseCycle | None = None
+        self._known = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, WatchedTransport(transport, self.loop)))
-        self._awaits: str = HEAD
         self._deaf = False  # what comes is dropped
         self._half_closed = False  # by the client, after whole requests
         self._overhead_bytes = 0  # of this request, without what its body has paid for
         self._body_bytes = 0
-        self._serving: RequestResponseCycle | None = None
         self._timed: str = NOTHING  # what the client's clock runs for
         self._clock: asyncio.TimerHandle | None = None
         self._set_clock()
@@ -104,12 +113,37 @@ class Connection(HttpToolsProtocol):
         head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         return b"".join([head, *lines, b"\r\n"])
 
+    # --- when places run short ----------------------------------------------------------------------------------------
+
+    def worth(self) -> Worth | None:
+        """The connection of the least worth is closed first; None: not this one, which is being answered or sends."""
+        if self.transport is None or self.transport.is_closing() or not self._is_known():
+            return (0, self._since_s)
+        if self._answering():
+            return None
+        if self._awaits in (NOTHING, REQUEST):
+            return (1, self._since_s)
+        return (2, self._since_s) if time.monotonic() > self._since_s + PATIENCE_S else None
+
+    def drop(self) -> bool:
+        """False: it has no transport yet."""
+        if self.transport is None:
+            return False
+        self.transport.abort()
+        return True
+
+    def _is_known(self) -> bool:
+        """The client has shown a key at some time, or asked for something where none is needed."""
+        if not self._known and self._serving is not None:
+            self._known = KNOWN in self._serving.scope
+        return self._known
+
     # --- what the parser finds ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests before their answers")  # becomes _refuse_unparsed
-        self._awaits = HEAD
+        self._awaits, self._since_s = HEAD, time.monotonic()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -158,11 +192,13 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle
-        served: Any = app if cycle.scope["http_version"] != "1.0" else _without_chunks(app, cycle)
+        served: Any = app if cycle.scope["http_version"] != "1.0" else without_chunks(app, cycle)
         served = self._until_half_closed(served, cycle)
         super()._start_asgi_task(cycle, served)
 
     def on_response_complete(self) -> None:
+        self._is_known()
+        self._since_s = time.monotonic()
         super().on_response_complete()
         if not self.transport.is_closing():
             self._set_clock()
@@ -250,23 +286,3 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             last.keep_alive = False
-
-
-def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """HTTP/1.0 knows no chunks: an answer whose length is not said ends with its connection."""
-
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        unsaid = False
-
-        async def sent(message: Message) -> None:
-            nonlocal unsaid
-            if message["type"] == "http.response.start":
-                unsaid = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-                cycle.chunked_encoding = False if unsaid else None
-            elif unsaid:
-                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down to 0
-            await send(message)
-
-        await app(scope, receive, sent)
-
-    return served

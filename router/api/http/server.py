@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import heapq
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import structlog
@@ -23,6 +25,7 @@ spare = Sparing(lines=2)
 BACKLOG = 2048
 MAX_CONNECTIONS = 4096  # unless router.max_http_connections says another number
 RETRY_ACCEPT_S = 0.5
+ROOM = 32  # a 32nd part of the connections is closed at once
 SEND_BUFFER_BYTES = 128 * 1024  # that the kernel holds for a client that does not read; by itself it takes 4 MB
 TURNED_AWAY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
@@ -92,12 +95,13 @@ async def serve_http(
 class _Acceptor:
     """Stands in for an asyncio.Server and accepts all waiting connections in one turn of the event loop. uvloop accepts
     one per turn, and turns are long under load, so the last of many simultaneous clients would wait for all of them.
-    Who comes while as many connections as are allowed are open gets a 503, over TLS nothing, and is left."""
+    While as many connections as are allowed are open, those of the least worth are closed for who comes; where all are
+    in use, who comes gets a 503, over TLS nothing, and is left."""
 
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[Callable[[], None]], asyncio.Protocol],
+        make_protocol: Callable[[Callable[[], object]], Connection],
         tls: ssl.SSLContext | None,
         max_connections: int,
     ) -> None:
@@ -106,7 +110,7 @@ class _Acceptor:
         self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HEAD_TIMEOUT_S}
         self._make_protocol = make_protocol
         self._max_connections = max_connections
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, Connection] = {}
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._opening: set[asyncio.Task[Any]] = set()
@@ -126,27 +130,45 @@ class _Acceptor:
                 return
             except OSError as error:  # as a rule no file descriptors are left
                 spare(log.error, "cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
+                self._make_room()
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             connection.setblocking(False)
-            if len(self._open) >= self._max_connections:
+            if len(self._open) >= self._max_connections and not self._make_room():
                 self._turn_away(connection)
                 continue
-            self._open.add(connection)
+            self._open[connection] = self._make_protocol(partial(self._open.pop, connection, None))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._begin(connection))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
     async def _begin(self, connection: socket.socket) -> None:
-        ended = partial(self._open.discard, connection)
+        protocol = self._open[connection]
         try:
-            await self._loop.connect_accepted_socket(partial(self._make_protocol, ended), connection, **self._tls)
+            await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
         except OSError as error:  # TLS failed, or the client has left
             log.debug("no connection came about", reason=str(error))
             connection.close()
-            ended()
+            self._open.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        """Closes several at once, because it looks at all of them."""
+        worths = {connection: protocol.worth() for connection, protocol in self._open.items()}
+        least = min((worth[0] for worth in worths.values() if worth is not None), default=None)
+        idle = [
+            (worth[1], connection) for connection, worth in worths.items() if worth is not None and worth[0] == least
+        ]
+        count = max(1, self._max_connections // ROOM)
+        closed = [connection for _, connection in heapq.nsmallest(count, idle, key=itemgetter(0))]
+        for connection in closed:
+            if not self._open.pop(connection).drop():
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # ends the TLS handshake
+        if closed:
+            spare(log.warning, "idle connections are closed", open=len(self._open), closed=len(closed))
+        return bool(closed)
 
     def _turn_away(self, connection: socket.socket) -> None:
         limit = f"all {self._max_connections} connections of router.max_http_connections are open"
@@ -169,7 +191,7 @@ class _Server(uvicorn.Server):
         self._max_connections = max_connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        def make_protocol(ended: Callable[[], None]) -> asyncio.Protocol:
+        def make_protocol(ended: Callable[[], object]) -> Connection:
             return Connection(self.config, self.server_state, self.lifespan.state, ended)
 
         more = make_protocol, self._tls, self._max_connections

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.api.http.connection import KNOWN
 from router.api.http.errors import error_response, unauthorized
 from router.api.validation import make_request_id
 from runtime.errors import BatonError
@@ -24,6 +25,7 @@ class OperatorsGuard:
         """None: the caller may go on."""
         shown = http.headers.get("authorization")
         if self._keys.accepts((shown or "").encode("latin-1")):
+            http.scope[KNOWN] = True
             return None
         return unauthorized(shown is not None, "operator key")
 

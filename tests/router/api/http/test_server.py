@@ -63,23 +63,105 @@ async def test_a_process_without_file_descriptors_takes_connections_again_when_i
     assert next(failures, None) is None
 
 
+class Desk:
+    """Knows who asks for /known, as the keys' guard does, and holds what is asked for with ?held."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/known":
+            scope[connection.KNOWN] = True
+        if scope["query_string"]:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"held", "more_body": True})
+            await self.may_end.wait()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await hello(scope, receive, send)
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def said(server: HttpServer, words: bytes, until: bytes = b"") -> Stream:
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(words)
+    if until:
+        await asyncio.wait_for(reader.readuntil(until), 60)
+    return reader, writer
+
+
+async def ended(stream: Stream) -> bool:
+    """Its other end has closed it."""
+    try:
+        await asyncio.wait_for(stream[0].read(), 0.05)
+        return True
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
-def test_who_comes_while_all_connections_are_open_is_told_to_come_again(run: Any) -> None:
+@pytest.mark.parametrize(
+    "idle",
+    [
+        b"",
+        b"GET / HT",
+        b"POST / HTTP/1.1\r\nHost: a\r\ncontent-length: 9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /?held HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+    ids=["silent", "half a head", "half a body", "resting", "an answer that is not read"],
+)
+def test_who_has_shown_nothing_makes_room_for_who_comes(run: Any, idle: bytes) -> None:
     async def visit() -> None:
-        async with await serve_http(hello, "127.0.0.1", 0, max_connections=CROWD) as server:
-            held = [await asyncio.open_connection(server.host, server.port) for _ in range(CROWD)]
+        async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=CROWD) as server:
+            known = await said(server, b"GET /known HTTP/1.1\r\nHost: a\r\n\r\n", b"hello")
+            held = [await said(server, idle) for _ in range(2 * CROWD)]
             for _ in range(3):
-                reader, writer = await asyncio.open_connection(server.host, server.port)
-                answer = await asyncio.wait_for(reader.read(), 60)
+                assert (await get(server)).endswith(b"hello")
+            assert [await ended(stream) for stream in (held[0], held[-1], known)] == [True, False, False]
+            for _, writer in (*held, known):
                 writer.close()
+
+    run(visit())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_who_comes_while_all_connections_are_in_use_is_told_to_come_again(run: Any) -> None:
+    async def visit() -> None:
+        desk, limit = Desk(), 20
+        async with await serve_http(desk, "127.0.0.1", 0, max_connections=limit) as server:
+            asked = b"GET /known?held HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n"
+            held = [await said(server, asked, b"held") for _ in range(limit)]
+            for _ in range(3):
+                answer = await get(server)
                 assert answer.startswith(b"HTTP/1.1 503 ")
                 assert b"\r\nretry-after: 1\r\n" in answer
-                assert b"all 100 connections of router.max_http_connections are open; try again later" in answer
+                assert b"all 20 connections of router.max_http_connections are open; try again later" in answer
+            desk.may_end.set()
             for reader, writer in held:
-                writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
-                assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"hello")
+                assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"0\r\n\r\n")
                 writer.close()
             assert (await get(server)).endswith(b"hello"), "there is room again"
+
+    run(visit())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_who_rests_longest_is_closed_when_all_are_known(run: Any) -> None:
+    async def visit() -> None:
+        async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=3) as server:
+            known = b"GET /known HTTP/1.1\r\nHost: a\r\n\r\n"
+            resting = [await said(server, known, b"hello") for _ in range(3)]
+            resting[0][1].write(known)
+            await asyncio.wait_for(resting[0][0].readuntil(b"hello"), 60)
+            assert (await get(server)).endswith(b"hello")
+            assert [await ended(stream) for stream in resting] == [False, True, False]
+            for _, writer in resting:
+                writer.close()
 
     run(visit())
 
