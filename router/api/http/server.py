@@ -25,6 +25,9 @@ spare = Sparing(lines=2)
 BACKLOG = 2048
 MAX_CONNECTIONS = 4096  # unless router.max_http_connections says another number
 RETRY_ACCEPT_S = 0.5
+AT_ONCE = (
+    128  # connections that are accepted in one turn: those that are closed for them have their files until the next
+)
 ROOM = 32  # a 32nd part of the connections is closed at once
 SEND_BUFFER_BYTES = 128 * 1024  # that the kernel holds for a client that does not read; by itself it takes 4 MB
 TURNED_AWAY = (
@@ -93,7 +96,7 @@ async def serve_http(
 
 
 class _Acceptor:
-    """Stands in for an asyncio.Server and accepts all waiting connections in one turn of the event loop. uvloop accepts
+    """Stands in for an asyncio.Server and accepts many waiting connections per turn of the event loop. uvloop accepts
     one per turn, and turns are long under load, so the last of many simultaneous clients would wait for all of them.
     While as many connections as are allowed are open, those of the least worth are closed for who comes; where all are
     in use, who comes gets a 503, over TLS nothing, and is left."""
@@ -123,7 +126,7 @@ class _Acceptor:
     async def wait_closed(self) -> None: ...
 
     def _accept(self) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -138,14 +141,17 @@ class _Acceptor:
             if len(self._open) >= self._max_connections and not self._make_room():
                 self._turn_away(connection)
                 continue
-            self._open[connection] = self._make_protocol(partial(self._open.pop, connection, None))
+            protocol = self._make_protocol(partial(self._open.pop, connection, None))
+            self._open[connection] = protocol
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._begin(connection))
+            task = self._loop.create_task(self._begin(connection, protocol))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _begin(self, connection: socket.socket) -> None:
-        protocol = self._open[connection]
+    async def _begin(self, connection: socket.socket, protocol: Connection) -> None:
+        if connection not in self._open:  # closed before it began
+            connection.close()
+            return
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, connection, **self._tls)
         except OSError as error:  # TLS failed, or the client has left
