@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from router.api.json_shape import check_depth
 from router.api.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError, shown
@@ -45,9 +46,10 @@ def read_arguments(where: str, text: str) -> dict[str, Any]:
         raise InvalidRequestError(
             where, f"have more than {MAX_ARGUMENT_VALUES} values (a named one counts {NAME_COST})"
         )
+    check_depth(where, text)
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidRequestError(where, "must be the JSON of an object") from error
 
 
@@ -97,9 +99,10 @@ def schema_object(where: str, text: str) -> dict[str, Any]:
     """A JSON object that is written down. Raises InvalidRequestError."""
     if len(text) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(where, f"has {len(text)} characters; at most {MAX_TOOLS_BYTES} are allowed")
+    check_depth(where, text)
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidRequestError(where, f"must be the JSON of an object: {error}") from error
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from baton_proto.grammar import Grammar, GrammarKind
+from router.api.json_shape import check_depth
 from runtime.errors import InvalidRequestError, shown
 
 Read = Callable[[str, Any], Grammar | None]
@@ -72,6 +73,8 @@ def json_grammar(kind: GrammarKind, name: str, value: Any) -> Grammar:
     """`value`: what the grammar is written as, or the text of it. Raises InvalidRequestError."""
     if not isinstance(value, Mapping | str | bool):
         raise InvalidRequestError(name, "must be an object, or its text")
+    if isinstance(value, str):
+        check_depth(name, value)
     return Grammar(kind, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton_proto.generated import open_inference_pb2 as pb
 from baton_proto.sampling import PARAMETERS
 from router.api.grpc.tensors import BYTES, read_inputs
+from router.api.json_shape import check_depth
 from router.api.sampling_options import Options
 from router.api.validation import Prompt
 from runtime.errors import InvalidRequestError, shown
@@ -105,9 +106,10 @@ def _parameter(value: pb.InferParameter) -> Any:
 def _object(text: str) -> dict[str, Any]:
     if len(text) > MAX_JSON_CHARS:
         raise InvalidRequestError(SAMPLING, f"has {len(text)} characters; at most {MAX_JSON_CHARS} are allowed")
+    check_depth(SAMPLING, text)
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidRequestError(SAMPLING, f"is not a JSON object: {error}") from error
     if strange := found.keys() - {"stop", "n", *OF_SAMPLING}:
         raise InvalidRequestError(SAMPLING, f"{min(strange)[:40]!r} is no sampling parameter that is known here")

@@ -24,6 +24,7 @@ from router.api.openai_tools import (
 )
 from router.api.prompts.logprobs import rows_in_parts
 from router.api.sampling_options import Options
+from router.api.structured_output import json_grammar
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, check_thinking, plain_role
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
@@ -140,6 +141,8 @@ def grammar_of(message: pb.Grammar) -> Grammar:
             return Grammar("json_object")
         case "choice":
             return Grammar("choice", choices=tuple(message.choice.texts))
+        case "json_schema" | "structural_tag" as kind:
+            return json_grammar(kind, f"grammar.{kind}", getattr(message, kind))
         case kind:
             return Grammar(kind, getattr(message, kind))
 

@@ -1,7 +1,6 @@
 """A request's body: JSON of a bounded size, as one of the types of openai_types.py.
 
-A body of IN_PLACE_BYTES is decoded in less than a millisecond. Because decoding does not let other threads run and its
-time depends on the number of values, those of a longer body are counted before.
+A body of IN_PLACE_BYTES is decoded in less than a millisecond; the shape of a longer one is looked at before.
 """
 
 import difflib
@@ -10,18 +9,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, CacheOptions, ChatMessage, StreamOptions, TextPart
 from router.api.http.openai_types import GenerationBody
+from router.api.json_shape import check_shape
 from router.api.sampling_options import Options
-from router.api.validation import IN_PLACE_BYTES, MAX_VALUES, NAME_COST, Prompt
+from router.api.validation import IN_PLACE_BYTES, Prompt
 from runtime.errors import InvalidRequestError
 from runtime.side_lane import SideLane
 
-ESCAPES_PER_VALUE: Final = 8  # escaped characters of texts
-SLICE_BYTES: Final = 256 * 1024
 SHOWN_CHARS: Final = 40  # of an unknown name; looking for its neighbour takes the longer the longer it is
 
 # Half of an emoji, which a program leaves that cuts text by UTF-16 units; msgspec takes it for the end of the data.
@@ -75,8 +72,7 @@ def refuse_not_served(body: Struct, not_served: Mapping[str, tuple[Any, ...]]) -
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:
     """Raises InvalidRequestError, naming the field where there is one."""
-    if len(data) > IN_PLACE_BYTES:
-        _check_values(data)
+    check_shape(data)
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -109,30 +105,3 @@ def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:
 def unserved_fields(kind: type[Struct]) -> Collection[str]:
     """The fields of a body that are refused or have no effect."""
     return (*getattr(kind, "not_served", NOT_SERVED), *getattr(kind, "without_effect", WITHOUT_EFFECT))
-
-
-def _check_values(data: bytes) -> None:
-    """Raises InvalidRequestError. numpy lets other threads run meanwhile."""
-    values, in_text, escaped = 0, False, False
-    for start in range(0, len(data), SLICE_BYTES):
-        part = np.frombuffer(data, np.uint8, min(SLICE_BYTES, len(data) - start), start)
-        quotes = part == ord('"')
-        at = np.flatnonzero(part == ord("\\"))
-        if escaped:  # by the last byte of the slice before
-            quotes[0] = False
-            at = at[at > 0]
-        escaped = False
-        if len(at):
-            begins = np.maximum.accumulate(np.where(np.diff(at, prepend=-2) > 1, at, 0))  # of each run of backslashes
-            behind = at[(at - begins) % 2 == 0] + 1
-            escaped = bool(behind[-1] == len(part))
-            quotes[behind[: len(behind) - escaped]] = False
-            values += len(behind) // ESCAPES_PER_VALUE
-        texts = (np.cumsum(quotes, dtype=np.uint8) + in_text) % 2
-        in_text = bool(texts[-1])
-        bare = part[texts == 0]
-        values += sum(int(np.count_nonzero(bare == ord(sign))) for sign in ",[{")
-        values += NAME_COST * int(np.count_nonzero(bare == ord(":")))
-        if values > MAX_VALUES:
-            counted = f"a named one counts {NAME_COST}, {ESCAPES_PER_VALUE} escaped characters one"
-            raise InvalidRequestError("body", f"has more than {MAX_VALUES} values ({counted}); send several requests")

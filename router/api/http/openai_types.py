@@ -22,6 +22,7 @@ from router.api.http.openai_fields import (
     retention_s,
     session_keep_s,
 )
+from router.api.json_shape import check_depth
 from router.api.openai_tools import tool_use
 from router.api.prompts.shown import NO_WISH, PromptWish
 from router.api.sampling_options import Options
@@ -175,9 +176,10 @@ def template_variables(kwargs: Raw, name: str = "chat_template_kwargs") -> Mappi
     written = memoryview(kwargs)
     if written.nbytes > MAX_VARIABLE_BYTES:
         raise InvalidRequestError(name, f"has {written.nbytes} bytes; at most {MAX_VARIABLE_BYTES} are allowed")
+    check_depth(name, bytes(written))
     try:
         return msgspec.json.decode(written, type=dict[str, Any] | None) or {} if written else {}
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise InvalidRequestError(name, f"cannot be used: {error}") from error
 
 

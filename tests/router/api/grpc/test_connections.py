@@ -34,6 +34,11 @@ async def api(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await api.stop()
 
 
+def num_open(api: GrpcApi) -> int:
+    with contextlib.ExitStack() as copies:
+        return len([copies.enter_context(copy) for _, copy in _sockets_at(api.port)])
+
+
 def stub(api: GrpcApi) -> tuple[grpc.aio.Channel, pb_grpc.InferenceStub]:
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{api.port}", [("grpc.use_local_subchannel_pool", 1)])
     return channel, pb_grpc.InferenceStub(channel)
@@ -53,8 +58,8 @@ async def test_who_asks_for_nothing_makes_room_for_who_does(api: GrpcApi, said: 
                 with contextlib.suppress(OSError):  # it has no place
                     one.sendall(said)
                 await asyncio.sleep(0)
-            with contextlib.ExitStack() as copies:
-                assert len([copies.enter_context(copy) for _, copy in _sockets_at(api.port)]) < PLACES + 5
+            while num_open(api) > PLACES:  # native threads close those without a place
+                await asyncio.sleep(0.01)
             newcomer, asks = stub(api)
             async with newcomer:
                 await calls(asks)

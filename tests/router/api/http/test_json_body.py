@@ -3,17 +3,15 @@ from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from router.api.http import json_body
-from router.api.http.json_body import IN_PLACE_BYTES, MAX_VALUES, parse_body, read_body
+from router.api.http.json_body import parse_body, read_body
 from router.api.http.openai_types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
 from router.api.prompts.shown import PromptWish
 from router.api.responses.fields import ResponsesBody
-from router.api.validation import Chat, Prompt
+from router.api.validation import IN_PLACE_BYTES, MAX_VALUES, Chat, Prompt
 from runtime.errors import InvalidRequestError
 
 USER = {"role": "user", "content": "Hi"}
@@ -179,46 +177,6 @@ def test_an_echo_is_for_completions() -> None:
     assert (options.given["max_tokens"], options.given["prompt_logprobs"]) == (1, 2)
     assert options.name_of("prompt_logprobs") == "logprobs"
     assert body.wish().no_output
-
-
-def counted(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The lowest limit that a body passes."""
-    low, high = 0, 8 * len(data)
-    while low < high:
-        middle = (low + high) // 2
-        monkeypatch.setattr(json_body, "MAX_VALUES", middle)
-        try:
-            json_body._check_values(data)
-            high = middle
-        except InvalidRequestError:
-            low = middle + 1
-    return low
-
-
-def expected(value: Any) -> int:
-    """As the count should be, escaped characters aside."""
-    match value:
-        case list():
-            return 1 + max(0, len(value) - 1) + sum(map(expected, value))
-        case dict():
-            return 1 + max(0, len(value) - 1) + json_body.NAME_COST * len(value) + sum(map(expected, value.values()))
-    return 0
-
-
-signs = st.text(alphabet='\\",:[]{}nu aé', max_size=12)
-trees = st.recursive(
-    signs | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(signs, inner), max_leaves=20
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(tree=trees, slice_bytes=st.integers(1, 40))
-@example(tree=["\\", "\\\\", '"', '\\"', ","], slice_bytes=1)
-def test_values_are_counted_wherever_texts_and_escapes_are_cut(tree: Any, slice_bytes: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "SLICE_BYTES", slice_bytes)
-        patch.setattr(json_body, "ESCAPES_PER_VALUE", 10**9)
-        assert counted(json.dumps(tree, ensure_ascii=False).encode(), patch) == expected(tree)
 
 
 @pytest.mark.parametrize(
