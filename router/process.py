@@ -71,7 +71,7 @@ from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.errors import ConfigError
-from runtime.grammar.compiler import GrammarCompiler
+from runtime.grammar.checker import GrammarChecker
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.collector import calm_collector
 from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_files, shared_out
@@ -111,7 +111,10 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         _add_gauges(config, view, status, nats)
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
         questions = _questions(router_id, view, status)
-        frontend = _frontend(config, files, generator, parts.metrics)
+        grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
+        grammars.start()
+        closing.callback(grammars.close)
+        frontend = _frontend(config, files, generator, parts.metrics, grammars)
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
@@ -264,7 +267,9 @@ def _page(
     return feed, requests, TreePicture(questions.tree)
 
 
-def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics) -> Frontend:
+def _frontend(
+    config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics, grammars: GrammarChecker
+) -> Frontend:
     tokenizer, wanted = generator.tokenizer, config.router
     told = tokenizer.chat_template, tokenizer.added_tokens, tokenizer.special_token_ids
     families = model_families(wanted.tool_parser, wanted.reasoning_parser, *told)
@@ -289,7 +294,7 @@ def _frontend(config: ServingConfig, files: ModelFiles, generator: Generator, me
         bodies=BodyBudget(config.router.max_buffered_bytes),
         sampling_defaults=chosen_defaults(wanted.generation_config, files.folder),
         max_priority=config.router.max_priority,
-        grammars=GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids),
+        grammars=grammars,
         max_keep_cache_s=config.router.max_keep_cache_s,
         unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,

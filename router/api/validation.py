@@ -103,14 +103,15 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         check_tools(prompt.tools, frontend.families, frontend.tokenizer)
     tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
     if sampling.grammar is not None:
-        await _check_grammar(frontend, sampling.grammar, options.name_of("grammar"), deadline_s)
+        checked = await _check_grammar(frontend, sampling.grammar, options.name_of("grammar"), deadline_s)
+        sampling = msgspec.structs.replace(sampling, grammar=checked)
     parsing = None
     if isinstance(prompt, Chat) and prompt.tools is not None:
         form = prompt.tools, frontend.families, frontend.tokenizer
         parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
         if calls is not None:
-            await _check_calls(frontend, prompt.tools, calls, deadline_s)
-            sampling = msgspec.structs.replace(sampling, grammar=calls)
+            checked = await _check_calls(frontend, prompt.tools, calls, deadline_s)
+            sampling = msgspec.structs.replace(sampling, grammar=checked)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
     check_prompt(options.name_of("prompt_logprobs"), len(tokens), sampling)
@@ -212,16 +213,16 @@ def plain_role(where: str, role: str) -> str:
     return ROLES[role]
 
 
-async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadline_s: float) -> None:
+async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadline_s: float) -> Grammar:
     if frontend.grammars is None:
         raise InvalidRequestError(name, "is not supported here")
-    await frontend.grammars.matcher_soon(grammar, name, deadline_s, frontend.grammar_lane)
+    return await frontend.grammars.check_soon(grammar, name, deadline_s, frontend.grammar_lane)
 
 
-async def _check_calls(frontend: Frontend, use: ToolUse, calls: Grammar, deadline_s: float) -> None:
+async def _check_calls(frontend: Frontend, use: ToolUse, calls: Grammar, deadline_s: float) -> Grammar:
     """`calls`: of the tools together. Where that cannot be followed, they are tried one by one."""
     try:
-        await _check_grammar(frontend, calls, "tools", deadline_s)
+        return await _check_grammar(frontend, calls, "tools", deadline_s)
     except InvalidRequestError:
         for name, schema in use.schemas().items():
             index = [tool["function"]["name"] for tool in use.tools].index(name)

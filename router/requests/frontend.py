@@ -7,13 +7,13 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from baton_proto.grammar import Grammar
 from router.parsing.parsing import NO_FAMILIES, ModelFamilies
 from router.requests.body_budget import BodyBudget
 from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from runtime.blocks.block_hash import salted_seed
-from runtime.grammar.compiler import GrammarCompiler
 from runtime.side_lane import SideLane
 
 
@@ -33,6 +33,16 @@ class Generator(Protocol):
     def limits(self) -> Limits: ...
 
 
+class GrammarCheck(Protocol):
+    """Runtime's GrammarChecker; where callers are trusted, a GrammarCompiler."""
+
+    async def check_soon(
+        self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
+    ) -> Grammar:
+        """See GrammarChecker."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Frontend:
     model: str  # the name that clients use
@@ -48,7 +58,7 @@ class Frontend:
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # see router/api/sampling_options.py
-    grammars: GrammarCompiler | None = None  # None: a grammar is refused
+    grammars: GrammarCheck | None = None  # None: a grammar is refused
     families: ModelFamilies = NO_FAMILIES  # how the model writes tool calls and reasoning
     grammar_lane: SideLane | None = None  # None: that of `grammars`
     max_priority: int = 0  # of a caller whose key says nothing else

@@ -9,6 +9,8 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.grammar.room import Compiled, GrammarRoom
+
 Words = NDArray[np.int32]  # a bit per token, the lowest first
 MAX_THREADS: Final = 16
 
@@ -29,11 +31,13 @@ class Matcher:
     """Follows one answer. Invariant: its state depends on grammar and output alone, so a fresh matcher that reads the
     output so far is as good as one that was there from the start: replay, preemption and hand-over are one path."""
 
-    def __init__(self, inner: llguidance.LLMatcher, ends: EndTokens) -> None:
+    def __init__(self, compiled: Compiled, ends: EndTokens, room: GrammarRoom) -> None:
         self.problem = ""  # why no further mask can be told; the sequence must end
         self.num_read = 0  # tokens of the output
-        self.inner = inner
+        self.inner = compiled.inner.deep_copy()
+        self.compiled = compiled
         self.ends = ends
+        self.room = room
 
     def mask(self, output: Sequence[int], *, ends: bool = True) -> Words:
         """The tokens that may follow `output`, which begins with what was read before; see `fill_masks`."""
@@ -45,11 +49,14 @@ class Matcher:
     def note_read(self, count: int, matches: bool) -> None:
         """Books `count` tokens as read. There is a `problem` when they do not match, or nothing may follow."""
         self.num_read += count
-        if not self.problem and (not matches or self.inner.is_error()):
-            error = self.inner.get_error() or "the output does not match"
-            if "NoExtension" in error:
-                error = "no token may follow"
-            self.problem = f"the grammar cannot be followed: {error.splitlines()[0]:.200}"
+        if self.problem or not (self.compiled.problem or not matches or self.inner.is_error()):
+            return
+        error = self.compiled.problem or self.inner.get_error() or "the output does not match"
+        if "NoExtension" in error:
+            error = "no token may follow"
+        elif "lexer error" in error:  # which all its matchers meet from now on
+            self.room.drop(self.compiled)
+        self.problem = f"the grammar cannot be followed: {error.splitlines()[0]:.200}"
 
 
 class Asked(NamedTuple):
@@ -90,12 +97,19 @@ def _read(asked: Sequence[Asked]) -> list[bool]:
 
 def _compute(asked: Sequence[Asked], words: Words) -> None:
     """A matcher that has ended or failed, also because no token may follow, allows EOS alone."""
-    row_bytes = words.nbytes // len(words)
-    if len(asked) == 1:
-        asked[0].matcher.inner.unsafe_compute_mask_ptr(words.ctypes.data, row_bytes)
-    else:
-        rows = [(one.matcher.inner, row) for row, one in enumerate(asked)]
-        _threads().unsafe_compute_mask_ptr(rows, words.ctypes.data, row_bytes, len(words))
+    row_bytes, room = words.nbytes // len(words), asked[0].matcher.room
+    measured = room.sampled(len(asked))
+    for row in measured:
+        with room.measured(asked[row].matcher.compiled):
+            asked[row].matcher.inner.unsafe_compute_mask_ptr(words.ctypes.data + row * row_bytes, row_bytes)
+    rest = [(one.matcher.inner, row) for row, one in enumerate(asked) if row not in measured]
+    for _, row in rest:
+        asked[row].matcher.compiled.unmeasured += 1
+    if len(rest) == 1:
+        inner, row = rest[0]
+        inner.unsafe_compute_mask_ptr(words.ctypes.data + row * row_bytes, row_bytes)
+    elif rest:
+        _threads().unsafe_compute_mask_ptr(rest, words.ctypes.data, row_bytes, len(words))
 
 
 def _put_off_ends(asked: Sequence[Asked], words: Words) -> None:

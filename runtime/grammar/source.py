@@ -7,6 +7,7 @@ from typing import Any
 import llguidance
 
 from baton_proto.grammar import Grammar
+from runtime.grammar.depth import check_depth
 from runtime.grammar.schemas import enforced
 from runtime.grammar.structural_tags import tags_source
 
@@ -60,8 +61,10 @@ def parsed(text: str) -> Any:
 def json_source(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"must be an object or a boolean, not {type(schema).__name__}")
+    check_depth(schema)
     try:
         told = enforced(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
+        text = json.dumps(told)
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(told), overrides=JSON_OPTIONS)
+    return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)

@@ -11,6 +11,7 @@ from typing import Any
 import llguidance
 
 from runtime.errors import shown
+from runtime.grammar.depth import check_depth
 
 TEXT = "/(.|\\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is not escaped ends a pattern in Lark
@@ -29,6 +30,7 @@ def tags_source(tag: Any, json_options: Any) -> str:
         tags = []
         for each in tag["structures"]:
             trigger = _trigger(each["begin"], triggers)
+            check_depth(each["schema"])
             schema = {**each["schema"], "x-guidance": json_options}
             tags.append(llguidance.StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
         return llguidance.StructTag.to_grammar(tags, assume_special=False)
@@ -69,6 +71,7 @@ class _Format:
     def _schema(self, where: str, given: Mapping[str, Any]) -> str:
         schema = _member(where, given, "json_schema", (dict, bool))
         schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+        check_depth(schema)
         return self._rule("%json " + json.dumps({**schema, "x-guidance": self._json_options}))
 
     def _constant(self, where: str, given: Mapping[str, Any]) -> str:

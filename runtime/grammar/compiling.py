@@ -1,0 +1,111 @@
+"""From a grammar to a matcher for one vocabulary, or to what is wrong with the grammar. The limits are counts, so all
+machines refuse the same grammars.
+
+Invariant: no process that must not die compiles what a helper has not survived: see `checker` and `helper`.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import llguidance
+import numpy as np
+import tokenizers
+
+from baton_proto.grammar import MAX_GRAMMAR_CHARS, Grammar
+from runtime.errors import ModelError
+from runtime.grammar.faults import find_fault
+from runtime.grammar.matcher import EndTokens, Matcher
+from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
+from runtime.grammar.room import Compiled, GrammarRoom
+from runtime.grammar.source import json_source, llguidance_source, longest_text, parsed
+
+MAX_TEXT_CHARS: Final = 16 * 1024  # of a regular expression, EBNF, choice or text of a schema: a mask of one takes 5 ms
+PROBED_TOKENS: Final = 4
+# What one grammar may take.
+_LIMITS = llguidance.LLParserLimits(
+    max_grammar_size=10_000,  # 0.1 s
+    initial_lexer_fuel=400_000,  # 50 per us
+    step_lexer_fuel=60_000,  # 14 per us, so a mask takes 5 ms at most
+    step_max_items=20_000,  # 10 ms
+    max_items_in_row=6_000,
+    max_lexer_states=20_000,  # 2 kB each
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+_THEIR_WAY_OUT = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+
+
+class Vocabulary:
+    """The tokens of one model, as llguidance reads them."""
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """`folder`: the model's, in Hugging Face form. Holds Python's lock for up to a second. Raises ModelError."""
+        self.eos_token_ids = sorted(eos_token_ids)
+        self.ends = EndTokens(eos_token_ids, -(-vocab_size // 32))
+        try:
+            text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).to_str()
+            self.tokens = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=self.eos_token_ids)
+        except BaseException as error:  # both libraries raise nothing narrower, and a panic of theirs is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ModelError(str(folder), f"no grammar can be followed with its tokenizer: {error}") from error
+
+
+def compiled(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
+    """Raises ValueError, which says what is wrong with the grammar and what to do."""
+    if grammar.num_chars > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"has {grammar.num_chars} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
+    if (longest := longest_text(grammar)) > MAX_TEXT_CHARS:
+        raise ValueError(f"has a text of {longest} characters; at most {MAX_TEXT_CHARS} are allowed in one")
+    if (size := written_out(grammar.text)) > MAX_WRITTEN_OUT:
+        raise ValueError(f"has repeats that make {size} when written out; at most {MAX_WRITTEN_OUT} are allowed")
+    try:
+        source = llguidance_source(grammar)
+    except ValueError as error:
+        problem = str(error)
+        if "recursion limit" in problem:  # of a library that reads JSON
+            problem = "is nested too deeply; give it fewer levels"
+        raise ValueError(f"cannot be used: {problem}") from error
+    matcher = _matcher(vocabulary, source)
+    if matcher.is_error():
+        raise ValueError(_reason(vocabulary, grammar, _plain(matcher.get_error())))
+    if problem := _probed(vocabulary, matcher):
+        raise ValueError(f"has no answer, or is too complex ({problem})")
+    return matcher
+
+
+def _probed(vocabulary: Vocabulary, matcher: llguidance.LLMatcher) -> str:
+    """The problem that the beginning of an answer meets, if any. A later one ends the sequence that meets it."""
+    probe, output = Matcher(Compiled(matcher, 0), vocabulary.ends, GrammarRoom()), list[int]()
+    while len(output) <= PROBED_TOKENS and not probe.problem:
+        allowed = np.flatnonzero(np.unpackbits(probe.mask(output, ends=False).view(np.uint8), bitorder="little"))
+        if allowed[0] in vocabulary.eos_token_ids:
+            break
+        output.append(int(allowed[0]))
+    return probe.problem
+
+
+def _matcher(vocabulary: Vocabulary, source: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(vocabulary.tokens, source, log_level=0, limits=_LIMITS)
+
+
+def _plain(error: str) -> str:
+    return " ".join(error.split())
+
+
+def _reason(vocabulary: Vocabulary, grammar: Grammar, problem: str) -> str:
+    """What is wrong, and in a schema where."""
+    if grammar.kind != "json_schema":
+        return f"cannot be used: {problem:.500}"
+
+    def error_of(schema: Mapping[str, Any]) -> str:
+        try:
+            return _plain(_matcher(vocabulary, json_source(schema)).get_error())
+        except ValueError as error:
+            return str(error)
+
+    path, problem = find_fault(parsed(grammar.text), problem, error_of)
+    if problem.startswith("Unimplemented keys"):
+        return f"uses {problem.split(chr(34))[1]!r} at {path}, which is not supported; leave it out"
+    return f"cannot be used at {path}: {problem.replace(_THEIR_WAY_OUT, 'use anyOf'):.500}"

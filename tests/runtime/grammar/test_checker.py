@@ -1,0 +1,81 @@
+"""Hostile grammars in front of a router's helper process."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton_proto.grammar import Grammar
+from runtime.errors import InvalidRequestError
+from runtime.grammar.checker import GrammarChecker
+from runtime.grammar.depth import MAX_DEPTH
+from runtime.grammar.helper import MAX_HELD_BYTES
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+
+
+@pytest.fixture(scope="module")
+def checker(tiny_model: Path) -> Iterator[GrammarChecker]:
+    checker = GrammarChecker(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+    yield checker
+    checker.close()
+
+
+def helper_pid() -> int:
+    (helper,) = (child for child in psutil.Process().children() if "runtime.grammar.helper" in child.cmdline())
+    return helper.pid
+
+
+def chained(link: Callable[[dict[str, Any]], Any], count: int = 1500) -> str:
+    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return json.dumps({"$defs": definitions | {f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"})
+
+
+LINKS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "allOf": lambda to: {"allOf": [to]},
+    "bare": lambda to: to,
+    "items": lambda to: {"type": "array", "items": to},
+    "properties": lambda to: {"type": "object", "properties": {"a": to}},
+    "patternProperties": lambda to: {"type": "object", "patternProperties": {"^a": to}},
+    "prefixItems": lambda to: {"type": "array", "prefixItems": [to]},
+}
+HOSTILE = {
+    **{f"chain of {name}": (Grammar("json_schema", chained(link)), "deep") for name, link in LINKS.items()},
+    # What is not looked through before it is compiled ends the process that compiles it.
+    "chain in a tool": (Grammar("ebnf", f"start: %json {chained(LINKS['items'])}"), "nested too deeply"),
+    "much when compiled": (Grammar("json_schema", '{"type": "integer", "multipleOf": 50021}'), "MiB when compiled"),
+    "more while compiled": (Grammar("json_schema", '{"type": "integer", "multipleOf": 3999971}'), "to compile"),
+    "nested": (Grammar("json_schema", '{"items":' * 970 + "{}" + "}" * 970), "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("grammar", "problem"), HOSTILE.values(), ids=HOSTILE)
+async def test_a_hostile_grammar_is_refused_and_costs_nobody_else(
+    checker: GrammarChecker, grammar: Grammar, problem: str
+) -> None:
+    other = asyncio.create_task(checker.check_soon(Grammar("regex", f"another {problem}"), "guided_regex"))
+    with pytest.raises(InvalidRequestError) as refusal:
+        await checker.check_soon(grammar, "response_format")
+    assert refusal.value.field == "response_format"
+    assert problem in refusal.value.problem
+    assert 0 < (await other).held_bytes < MAX_HELD_BYTES
+
+
+async def test_checks_of_a_helper_that_dies_are_answered_by_the_next(checker: GrammarChecker) -> None:
+    checks = [
+        asyncio.create_task(checker.check_soon(Grammar("json_schema", f'{{"multipleOf": {20_000 + i}}}'), "schema"))
+        for i in range(3)
+    ]
+    await checker.check_soon(Grammar("regex", "a"), "guided_regex")
+    os.kill(helper_pid(), signal.SIGKILL)
+    assert all(grammar.held_bytes for grammar in await asyncio.gather(*checks))
+
+
+async def test_a_chain_within_the_bounds_is_allowed(checker: GrammarChecker) -> None:
+    schema = chained(LINKS["items"], MAX_DEPTH // 2 - 5)
+    assert (await checker.check_soon(Grammar("json_schema", schema), "schema")).held_bytes
