@@ -66,7 +66,8 @@ class DecodeWorker:
             matcher = await self._runtime.matcher(request.sampling.grammar)
         except BatonError as error:
             again = not isinstance(error, InvalidRequestError)
-            failure = Failure("refused", str(error)[:MAX_TEXT], retryable=again, worker_id=self._runtime.worker_id)
+            code = "refused" if again else "invalid"
+            failure = Failure(code, str(error)[:MAX_TEXT], retryable=again, worker_id=self._runtime.worker_id)
             router.send(Delta(request.request_id, failure=failure))
             return
         if problem := self._refusal(router, request, len(token_ids)):
@@ -154,8 +155,9 @@ class DecodeWorker:
                 continue
             if output.finish == "error":
                 worker_id = self._runtime.worker_id
-                code = "unsupported" if output.refused else "internal"
-                failure = Failure(code, (output.error or "an engine step failed")[:MAX_TEXT], True, worker_id)
+                code = "invalid" if output.invalid else "unsupported" if output.refused else "internal"
+                reason = (output.error or "an engine step failed")[:MAX_TEXT]
+                failure = Failure(code, reason, retryable=not output.invalid, worker_id=worker_id)
                 self.fail(request, failure)
                 continue
             delta = _delta(request, output)

@@ -18,7 +18,7 @@ from router.api.prompts.logprobs import rows_in_parts
 from router.requests.request import GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
-from runtime.errors import UnavailableError
+from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.compiler import GrammarCompiler
 from worker.assembly import EngineAssembly
 
@@ -172,7 +172,9 @@ class _Answer:
         self._text = OutputText(tokenizer, request.stop, sampling.min_tokens)
 
     def take(self, output: SequenceOutput) -> Output:
-        """Raises UnavailableError when the step has failed."""
+        """Raises InvalidRequestError when the grammar cannot be followed, UnavailableError when the step has failed."""
+        if output.invalid:
+            raise InvalidRequestError("grammar", output.error or "cannot be followed")
         if output.finish == "error":
             raise UnavailableError(f"prompt {self._index}: {output.error}")
         sequence, token_ids, logprobs = self.sequence, list(output.token_ids), list(output.logprobs)

@@ -40,6 +40,7 @@ class SequenceOutput(Struct, frozen=True):
     error: str | None = None  # the reason of finish "error"
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
     refused: bool = False  # the error is the request's: this engine cannot serve it, another kind of engine may
+    invalid: bool = False  # the error is the request's, wherever it is served
 
 
 class StepOutput(Struct, frozen=True):
@@ -325,7 +326,7 @@ class Engine:
     def _report(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """`token`: the last known one of the sequence."""
         if sequence.matcher is not None and sequence.matcher.problem:
-            return self._fail(sequence, sequence.matcher.problem)
+            return self._fail(sequence, sequence.matcher.problem, sequence.matcher.is_invalid)
         finish, stop_token = finish_reason(sequence, token.token_id, self.eos_token_ids)
         if finish is not None:
             self._finish(sequence)
@@ -333,10 +334,10 @@ class Engine:
         asked = None if sequence.scores is None else sequence.take_prompt_logprobs()
         return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token, prompt_logprobs=asked)
 
-    def _fail(self, sequence: Sequence, problem: str) -> SequenceOutput:
+    def _fail(self, sequence: Sequence, problem: str, invalid: bool = False) -> SequenceOutput:
         """Because the KV of a failed step was never committed, freeing the blocks forgets it."""
         self._finish(sequence)
-        return SequenceOutput(sequence, [], [], "error", error=problem)
+        return SequenceOutput(sequence, [], [], "error", error=problem, invalid=invalid)
 
     def _dead_ends(self) -> list[SequenceOutput]:
         outputs = []

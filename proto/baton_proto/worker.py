@@ -99,7 +99,9 @@ class Handoff(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
 
-    code: Name  # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "deadline" | "internal"
+    # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "invalid" (a grammar, for any worker) |
+    # "deadline" | "internal"
+    code: Name
     message: Text
     retryable: bool
     worker_id: Name = ""  # of the worker that failed

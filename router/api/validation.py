@@ -102,14 +102,16 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families, frontend.tokenizer)
     tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
+    grammar_field = options.name_of("grammar")
     if sampling.grammar is not None:
-        checked = await _check_grammar(frontend, sampling.grammar, options.name_of("grammar"), deadline_s)
+        checked = await _check_grammar(frontend, sampling.grammar, grammar_field, deadline_s)
         sampling = msgspec.structs.replace(sampling, grammar=checked)
     parsing = None
     if isinstance(prompt, Chat) and prompt.tools is not None:
         form = prompt.tools, frontend.families, frontend.tokenizer
         parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
         if calls is not None:
+            grammar_field = "tools"
             checked = await _check_calls(frontend, prompt.tools, calls, deadline_s)
             sampling = msgspec.structs.replace(sampling, grammar=checked)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
@@ -132,6 +134,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
         hint=_cache_hint(call, frontend.max_keep_cache_s),
         parsing=parsing,
+        grammar_field=grammar_field,
     )
 
 

@@ -321,6 +321,8 @@ class Choice:
         if failure.code == "deadline":
             return self._late()
         if not failure.retryable:
+            if failure.code == "invalid":
+                return InvalidRequestError(self._request.grammar_field, failure.message)
             if failure.code == "refused":
                 return InvalidRequestError("prompt", f"worker {blamed} refused it: {failure.message}")
             return ProtocolError(f"worker {blamed}", failure.message)

@@ -34,6 +34,7 @@ class GenerateRequest(Struct, frozen=True):
     hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
     hint: CacheHint = NO_HINT
     parsing: Parsing | None = None  # None: the text is all
+    grammar_field: str = "grammar"  # the caller's name of what the grammar comes from
 
 
 class Parsed(Struct, frozen=True):

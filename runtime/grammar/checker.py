@@ -23,6 +23,7 @@ from msgspec import msgpack, structs
 from baton_proto.decoding import decoder
 from baton_proto.grammar import Grammar, GrammarCheck, GrammarVerdict
 from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from runtime.grammar.bounds import check_size
 from runtime.grammar.framing import received, send
 from runtime.processes.launch import launch_command
 from runtime.processes.process import how_it_ended
@@ -89,6 +90,10 @@ class GrammarChecker:
         """The grammar with the bytes that it holds when compiled. A check waits in `lane`, or else in our own.
         `deadline_s`: on time.monotonic(). Raises InvalidRequestError, which says what is wrong with the field `name`,
         OverloadedError, UnavailableError and DeadlineError."""
+        try:
+            check_size(grammar)
+        except ValueError as error:
+            raise InvalidRequestError(name, str(error)) from None
         digest = hashlib.blake2b(msgpack.encode(grammar), digest_size=16).digest()
         verdict = self._verdicts.get(digest)
         if verdict is None:

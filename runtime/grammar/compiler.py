@@ -14,7 +14,7 @@ from typing import Final
 from baton_proto.grammar import Grammar
 from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError
 from runtime.grammar.compiling import Vocabulary, compiled
-from runtime.grammar.depth import SAFE_STACK_BYTES, on_deep_stack
+from runtime.grammar.deep_stack import SAFE_STACK_BYTES, on_deep_stack
 from runtime.grammar.matcher import Matcher
 from runtime.grammar.room import Compiled, GrammarRoom
 from runtime.side_lane import RETRY_AFTER_S, SideLane

@@ -12,8 +12,9 @@ import llguidance
 import numpy as np
 import tokenizers
 
-from baton_proto.grammar import MAX_GRAMMAR_CHARS, Grammar
+from baton_proto.grammar import Grammar
 from runtime.errors import ModelError
+from runtime.grammar.bounds import check_size
 from runtime.grammar.faults import find_fault
 from runtime.grammar.matcher import EndTokens, Matcher
 from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
@@ -54,8 +55,7 @@ class Vocabulary:
 
 def compiled(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
     """Raises ValueError, which says what is wrong with the grammar and what to do."""
-    if grammar.num_chars > MAX_GRAMMAR_CHARS:
-        raise ValueError(f"has {grammar.num_chars} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
+    check_size(grammar)
     if (longest := longest_text(grammar)) > MAX_TEXT_CHARS:
         raise ValueError(f"has a text of {longest} characters; at most {MAX_TEXT_CHARS} are allowed in one")
     if (size := written_out(grammar.text)) > MAX_WRITTEN_OUT:

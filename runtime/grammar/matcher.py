@@ -33,6 +33,7 @@ class Matcher:
 
     def __init__(self, compiled: Compiled, ends: EndTokens, room: GrammarRoom) -> None:
         self.problem = ""  # why no further mask can be told; the sequence must end
+        self.is_invalid = False  # whether that follows from the grammar, and not from an output that is not of it
         self.num_read = 0  # tokens of the output
         self.inner = compiled.inner.deep_copy()
         self.compiled = compiled
@@ -51,6 +52,7 @@ class Matcher:
         self.num_read += count
         if self.problem or not (self.compiled.problem or not matches or self.inner.is_error()):
             return
+        self.is_invalid = matches or "lexer error" in self.inner.get_error()
         error = self.compiled.problem or self.inner.get_error() or "the output does not match"
         if "NoExtension" in error:
             error = "no token may follow"

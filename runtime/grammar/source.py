@@ -7,7 +7,7 @@ from typing import Any
 import llguidance
 
 from baton_proto.grammar import Grammar
-from runtime.grammar.depth import check_depth
+from runtime.grammar.bounds import check_depth
 from runtime.grammar.schemas import enforced
 from runtime.grammar.structural_tags import tags_source
 

@@ -11,7 +11,7 @@ from typing import Any
 import llguidance
 
 from runtime.errors import shown
-from runtime.grammar.depth import check_depth
+from runtime.grammar.bounds import check_depth
 
 TEXT = "/(.|\\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is not escaped ends a pattern in Lark

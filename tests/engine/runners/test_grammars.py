@@ -62,6 +62,7 @@ def test_a_grammar_that_takes_too_much_later_ends_its_own_answer_alone(
             answers[output.sequence.request_id] += output.token_ids
             if output.finish:
                 ends[output.sequence.request_id] = output.error
+                assert output.invalid == (output.sequence.request_id == "r0")
     assert "the grammar cannot be followed" in (ends["r0"] or "")
     assert 0 < len(answers["r0"]) < 40
     assert (ends["r1"], ends["r2"]) == (None, None)

@@ -150,6 +150,22 @@ async def test_a_first_choice_that_fails_keeps_no_other_waiting(tokenizer: Token
         router.check_idle()
 
 
+async def test_a_grammar_that_no_worker_can_follow_is_refused_and_no_worker_is_lost(tokenizer: Tokenizer) -> None:
+    async def fails_later(worker: ScriptedWorker, submit: Submit) -> None:
+        worker.send(Delta(submit.request_id, token_ids=[50], cached_tokens=0))
+        failure = Failure("invalid", "the grammar cannot be followed", retryable=False, worker_id="d0")
+        worker.send(Delta(submit.request_id, failure=failure))
+
+    workers = [ScriptedWorker(name, script=fails_later) for name in ("d0", "d1")]
+    async with routing(tokenizer, *workers) as router:
+        with pytest.raises(InvalidRequestError, match="cannot be followed") as refusal:
+            await collect(stream(router, replace(request(8), grammar_field="guided_regex")))
+        assert refusal.value.field == "guided_regex"
+        assert router.metrics.failovers == 0
+        assert sum(len(worker.submits) for worker in workers) == 1
+        router.check_idle()
+
+
 async def test_a_worker_that_scores_half_a_prompt_breaks_the_protocol(tokenizer: Tokenizer) -> None:
     async def half(worker: ScriptedWorker, submit: Submit) -> None:
         told = PromptLogprobs(0, bytes(8), bytes(8), b"", b"")

@@ -13,8 +13,8 @@ import pytest
 
 from baton_proto.grammar import Grammar
 from runtime.errors import InvalidRequestError
+from runtime.grammar.bounds import MAX_DEPTH
 from runtime.grammar.checker import GrammarChecker
-from runtime.grammar.depth import MAX_DEPTH
 from runtime.grammar.helper import MAX_HELD_BYTES
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 

@@ -1,20 +1,29 @@
-"""How deep a JSON schema goes, and a thread whose stack is deep enough for what native code makes of it."""
+"""How large a grammar may be and how deep a JSON schema may go, before any native code reads it."""
 
-import threading
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
+
+from baton_proto.grammar import MAX_ALTERNATIVES, MAX_GRAMMAR_CHARS, Grammar
 
 MAX_DEPTH: Final = 1000
-STACK_BYTES: Final = 8 * 1024 * 1024
-"""With which a helper compiles. What is too deep for it ends the helper, not us."""
-SAFE_STACK_BYTES: Final = 8 * STACK_BYTES
-"""With which a process compiles that must not die, what a helper has survived. Untouched pages cost no memory."""
-
 DEFINITIONS: Final = ("$defs", "definitions")
 
-T = TypeVar("T")
 
-_starting = threading.Lock()
+def check_size(grammar: Grammar) -> None:
+    """Raises ValueError. Invariant: what passes can be sent, because the next process decodes no more."""
+    if grammar.num_chars > MAX_GRAMMAR_CHARS:
+        raise ValueError(f"has {grammar.num_chars} characters; at most {MAX_GRAMMAR_CHARS} are allowed")
+    if len(grammar.choices) > MAX_ALTERNATIVES:
+        raise ValueError(f"has {len(grammar.choices)} texts; at most {MAX_ALTERNATIVES} are allowed")
+    if not all(_is_whole(text) for text in (grammar.text, *grammar.choices)):
+        raise ValueError("has half of a character (a lone surrogate); write the whole one")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_depth(schema: Any) -> None:
@@ -48,27 +57,3 @@ def _found(schema: Any, reference: str) -> Any:
         else:
             return None
     return schema
-
-
-def on_deep_stack(work: Callable[[], T], stack_bytes: int) -> T:
-    """Runs `work` on a thread of its own. Raises what it raises."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:  # a panic of Rust is no Exception
-            errors.append(error)
-
-    with _starting:  # the size holds for all threads that start meanwhile
-        before = threading.stack_size(stack_bytes)
-        try:
-            thread = threading.Thread(target=run, name="grammar")
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
