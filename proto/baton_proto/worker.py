@@ -99,7 +99,7 @@ class Handoff(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
 
-    # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "invalid" (a grammar, for any worker) |
+    # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "invalid" (a grammar, anywhere) |
     # "deadline" | "internal"
     code: Name
     message: Text
