@@ -8,8 +8,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from router.api.http.body import received_body
+from router.api.http.disconnect import NOBODY, until_disconnect
 from router.api.http.errors import ErrorForm, error_response
-from router.api.http.generation import CALLER, asking_tenant
+from router.api.http.generation import CALLER, enter_tenant
 from router.api.http.json_body import read_soon
 from router.api.http.json_response import json_response
 from router.api.tool_use import check_tools
@@ -37,16 +38,21 @@ class TokenCounter:
         frontend = self._frontend
         try:
             frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
-            deadline_s = time.monotonic() + frontend.request_timeout_s
-            with frontend.bodies.hold() as held:
+            tenant = enter_tenant(http)
+            with frontend.bodies.hold(tenant) as held:
                 data = await received_body(http, frontend.max_body_bytes, held)
-                model, chat = await read_soon(frontend.lane, deadline_s, self._read, data, asking_tenant(http))
-                check_model(frontend, model)
-                if chat.tools is not None:
-                    check_tools(chat.tools, frontend.families, frontend.tokenizer)
-                tokens = await tokenize(frontend, chat, self._field, deadline_s)
-                return json_response(self._answer(len(tokens)))
+                return await until_disconnect(http.receive, self._counted(data, tenant))
         except ClientDisconnect:
-            raise
+            return NOBODY
         except Exception as error:
             return error_response(error, make_request_id(None)[0], self._form)
+
+    async def _counted(self, data: bytes, tenant: str) -> Response:
+        frontend = self._frontend
+        deadline_s = time.monotonic() + frontend.request_timeout_s
+        model, chat = await read_soon(frontend.lane, deadline_s, self._read, data, tenant)
+        check_model(frontend, model)
+        if chat.tools is not None:
+            check_tools(chat.tools, frontend.families, frontend.tokenizer)
+        tokens = await tokenize(frontend, chat, self._field, deadline_s)
+        return json_response(self._answer(len(tokens)))

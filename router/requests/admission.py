@@ -1,9 +1,10 @@
 """The router's queue: requests wait here, not at the workers, until some workers can take them (late binding).
 
 Bounded by the number of requests that are admitted and not finished. The order is priority, then tenants by turns (see
-fair_queue.py), then arrival; a replay goes before requests that have not run. When the queue is full, a newcomer takes
-the place of the last request that has not run of the tenant that holds most, if that tenant holds more than the
-newcomer's: one tenant cannot shut the others out. Nothing polls: whoever makes room calls `wake`. Event loop only.
+runtime/fair_queue.py), then arrival; a replay goes before requests that have not run. When the queue is full, a
+newcomer takes the place of the last request that has not run of the tenant that holds most, if that tenant holds more
+than the newcomer's: one tenant cannot shut the others out. Nothing polls: whoever makes room calls `wake`. Event loop
+only.
 """
 
 import asyncio
@@ -14,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from router.requests.drain_rate import DrainRate
-from router.requests.fair_queue import FairQueue
 from runtime.errors import OverloadedError
+from runtime.fair_queue import FairQueue
 
 # Waiters that are passed over per wake-up. A waiter that no worker can take must not hold up the others (its prompt may
 # need a prefill worker where theirs do not), and a wake-up must not cost a placement for every waiter.
@@ -226,7 +227,8 @@ class AdmissionQueue:
     def _make_room(self, priority: int, tenant: str) -> None:
         """Refuses somebody else for a newcomer, or raises OverloadedError."""
         error = OverloadedError("router's queue", self._limit, self._drain_rate.retry_after_s())
-        victim = self._dispensable(priority, tenant)
+        victims = self._waiting.dispensable(priority, tenant, self._admitted)
+        victim = next((turn.ticket for turn in victims if not turn.ticket.started), None)
         if victim is None:
             raise error
         victim.refused = error
@@ -237,15 +239,3 @@ class AdmissionQueue:
         self._admitted[victim.tenant] -= 1
         if not self._admitted[victim.tenant]:
             del self._admitted[victim.tenant]
-
-    def _dispensable(self, priority: int, tenant: str) -> Ticket | None:
-        """The last request that waits with the lowest priority and has not run, of the tenant that holds most. When the
-        priorities are equal, that tenant must still hold as many as the newcomer's afterwards."""
-        lowest = self._waiting.lowest_priority
-        if lowest is None or lowest > priority:
-            return None
-        held = self._admitted
-        tenants = sorted(self._waiting.tenants(lowest), key=lambda name: -held[name])
-        if lowest == priority:
-            tenants = [name for name in tenants if held[name] > held[tenant] + 1]
-        return next((turn.ticket for turn in self._waiting.last_of(tenants, lowest) if not turn.ticket.started), None)

@@ -1,45 +1,64 @@
-"""The bytes of all HTTP bodies that are in memory at once, bounded together, whatever each asks for."""
+"""The bytes of all HTTP requests that are in memory at once, bounded together: their bodies, and what is decoded of
+them until it is tokens.
 
+Invariant: what all hold beyond FREE_BYTES each is at most the limit, and a tenant holds at most SHARE times what is
+free. Therefore no tenant can take it all, and one alone can take most of it.
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from runtime.errors import UnavailableError
 
-FREE_BYTES = 64 * 1024  # of each body: short requests are served while long ones fill the budget
+FREE_BYTES: Final = 64 * 1024  # of each body: short requests are served while long ones fill the budget
+SHARE: Final = 3  # so that one tenant alone takes three quarters
 
 
 class Hold:
-    """The bytes of one body."""
+    """The bytes of one request."""
 
-    __slots__ = ("_budget", "num_bytes")
+    __slots__ = ("_budget", "_num_bytes", "_tenant")
 
-    def __init__(self, budget: "BodyBudget") -> None:
+    def __init__(self, budget: "BodyBudget", tenant: str) -> None:
         self._budget = budget
-        self.num_bytes = 0
+        self._tenant = tenant
+        self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
         """Raises UnavailableError."""
-        before = max(FREE_BYTES, self.num_bytes)
-        self.num_bytes += num_bytes
-        self._budget.take(max(0, self.num_bytes - before))
+        self.become(self._num_bytes + num_bytes)
+
+    def become(self, num_bytes: int) -> None:
+        """Raises UnavailableError."""
+        more = max(FREE_BYTES, num_bytes) - max(FREE_BYTES, self._num_bytes)
+        if more:
+            self._budget.take(self._tenant, more)
+        self._num_bytes = num_bytes
 
 
 class BodyBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._taken_bytes = 0
+        self._taken: Counter[str] = Counter()  # bytes by tenant, without zeros
 
     @contextmanager
-    def hold(self) -> Iterator[Hold]:
-        """Leaving it gives back what the hold has grown by."""
-        hold = Hold(self)
+    def hold(self, tenant: str = "") -> Iterator[Hold]:
+        """Leaving it gives back all."""
+        hold = Hold(self, tenant)
         try:
             yield hold
         finally:
-            self._taken_bytes -= max(0, hold.num_bytes - FREE_BYTES)
+            hold.become(0)
 
-    def take(self, num_bytes: int) -> None:
-        self._taken_bytes += num_bytes
-        if self._taken_bytes > self.limit_bytes and num_bytes:
+    def take(self, tenant: str, num_bytes: int) -> None:
+        """Less than 0 gives back. Raises UnavailableError."""
+        mine = self._taken[tenant] + num_bytes
+        free = self.limit_bytes - self._taken.total() - num_bytes
+        if num_bytes > 0 and mine > SHARE * free:
             limit = f"the {self.limit_bytes} bytes of router.max_buffered_bytes"
             raise UnavailableError(f"the bodies of other requests fill {limit}; try again later, or with a shorter one")
+        self._taken[tenant] = mine
+        if not mine:
+            del self._taken[tenant]

@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 
 from runtime.checkpoint.model_config import read_object
 from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
+from runtime.side_lane import stop_if_unwanted
 
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
@@ -70,6 +71,7 @@ def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
     while some := list(islice(pieces, PIECES_AT_ONCE)):
         parts += some
         num_chars += sum(map(len, some))
+        stop_if_unwanted()
         if max_chars is not None and num_chars > max_chars:
             raise ContextLengthError("messages", f"give a text of more than {max_chars} characters")
         if time.thread_time() - began_s > MAX_RENDER_S:

@@ -34,13 +34,13 @@ PURE: Final = (
     "router/placement/expected_prefixes.py",
     "router/placement/placement.py",
     "router/requests/drain_rate.py",
-    "router/requests/fair_queue.py",
     "router/text/output_text.py",
     "router/text/stop_strings.py",
     "router/workers/account.py",
     "router/workers/step_speed.py",
     "runtime/blocks/block_hash.py",
     "runtime/config/step_fit.py",
+    "runtime/fair_queue.py",
     "runtime/kv_events/feed.py",
 )
 

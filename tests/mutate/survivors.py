@@ -353,7 +353,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         ): "the root has no blocks, and nothing asks for them",
         ("self._waiting[expectation] = None", 'self._waiting[expectation] = ""'): _KEYS,
     },
-    "router/requests/fair_queue.py": {
+    "runtime/fair_queue.py": {
         **dict.fromkeys(
             [(line, line.replace("None", '""')) for line in _SETS], "the values of an ordered set are not read"
         ),

@@ -10,6 +10,7 @@ from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller
 from runtime.security.grpc_bearer import HEADER
+from runtime.side_lane import TENANT
 
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
@@ -41,12 +42,21 @@ class Calls:
     def admit(self, context: Any, work_id: str, **fields: Any) -> Call:
         """`fields`: of Call. Raises InvalidRequestError, and OverloadedError when the caller's rate limit is
         reached."""
-        shown = metadata(context, HEADER) or ""
-        caller: Caller = ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
+        caller = self._caller(context)
         self._frontend.rate_limits.account(caller).admit()
-        tenant = tenant_of(caller, TENANT_METADATA, metadata(context, TENANT_METADATA))
+        tenant = self.enter_tenant(context)
         first_token_s = seconds_of(FIRST_TOKEN_METADATA, metadata(context, FIRST_TOKEN_METADATA), per_s=1000)
         return Call(request_id=work_id, caller=caller, tenant=tenant, first_token_s=first_token_s, **fields)
+
+    def enter_tenant(self, context: Any) -> str:
+        """The tenant of a call, which the current task serves from now on. Raises InvalidRequestError."""
+        tenant = tenant_of(self._caller(context), TENANT_METADATA, metadata(context, TENANT_METADATA))
+        TENANT.set(tenant)
+        return tenant
+
+    def _caller(self, context: Any) -> Caller:
+        shown = metadata(context, HEADER) or ""
+        return ANYONE if self._keys is None else self._keys.caller(shown.encode()) or ANYONE
 
 
 def metadata(context: Any, name: str) -> str | None:

@@ -30,6 +30,7 @@ Behaviour = Callable[
 Decode = Callable[[bytes], Message]
 Call = Callable[[str], AbstractContextManager[None]]  # around what a call of this peer does
 Read = Callable[[Any], Awaitable[Any]]  # the next request of a context's call
+EnterTenant = Callable[[Any], str]  # see Calls
 
 
 MAX_FIELDS = 64 * 1024  # of a message and those inside
@@ -40,11 +41,17 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
     service in `files`, raise BatonError when the next one cannot be read."""
 
     def __init__(
-        self, files: Sequence[FileDescriptor], lane: SideLane, receiving: Receiving, connections: GrpcConnections
+        self,
+        files: Sequence[FileDescriptor],
+        lane: SideLane,
+        receiving: Receiving,
+        connections: GrpcConnections,
+        enter_tenant: EnterTenant,
     ) -> None:
         self._connections = connections
         self._lane = lane
         self._receiving = receiving
+        self._enter_tenant = enter_tenant
         self._kinds = {
             f"/{service.full_name}/{method.name}": method.input_type
             for file in files
@@ -73,7 +80,7 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
 
     async def _read_or_raise(self, decode: Decode, kind: Descriptor | None, context: Any) -> Any:
         """The next request of a call; None: it has no more. Raises BatonError."""
-        async with self._receiving.message(context) as data:
+        async with self._receiving.message(context, self._enter_tenant(context)) as data:
             if data is None:
                 return None
             if kind is None:

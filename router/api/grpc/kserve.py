@@ -11,12 +11,14 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import msgspec
 
 from baton_proto.generated import open_inference_pb2 as pb, open_inference_pb2_grpc as pb_grpc
 from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
 from router.api.grpc.errors import Status, status_of
 from router.api.grpc.infer_request import ANY, INPUTS, OUTPUTS, STREAM, Wish, read_wish
 from router.api.grpc.tensors import add_output
+from router.api.sampling_options import Options
 from router.api.validation import make_request_id, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
@@ -28,6 +30,8 @@ VERSION: Final = "1"
 PLATFORM: Final = "baton"
 MAX_AT_ONCE: Final = 64  # requests of a stream; further ones are not read
 FINAL: Final = "triton_final_response"
+NO_OPTIONS: Final = Options(given={})
+MAX_ID_CHARS: Final = 128  # of an id that is refused, and told
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -78,9 +82,11 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
             try:
                 shown_id, work_id = self._ids(request, context)
                 wish, wanted = await self._read(request, context, work_id)
+                named = request.id
+                del request  # nothing but its tokens is held while they are answered
                 if wish.stream:
                     raise InvalidRequestError(STREAM, "is true, and ModelInfer answers once; ModelStreamInfer streams")
-                answer = await self._whole(request, wish, wanted)
+                answer = await self._whole(named, wish, wanted)
                 self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
                 return answer
             except Exception as error:
@@ -102,6 +108,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
                     async for request in requests:
                         await places.acquire()
                         task = group.create_task(self._answer(request, context, writing))
+                        del request
                         task.add_done_callback(lambda _: places.release())
                 except BatonError as error:
                     refused = error
@@ -111,6 +118,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
         """One request of a stream."""
         shown_id, work_id = make_request_id(None)
+        named = request.id
 
         async def write(response: pb.ModelInferResponse) -> None:
             async with writing:
@@ -119,20 +127,22 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
         try:
             shown_id, work_id = self._ids(request, context)
             wish, wanted = await self._read(request, context, work_id)
+            del request  # nothing but its tokens is held while they are answered
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 if not wish.stream:
-                    await write(_last(await self._whole(request, wish, wanted), final=not wish.empty_final))
+                    await write(_last(await self._whole(named, wish, wanted), final=not wish.empty_final))
                 else:
-                    await self._pieces(request, wish, wanted, write)
+                    await self._pieces(named, wish, wanted, write)
                 if wish.empty_final:
-                    await write(_last(self._response(request), final=True))
+                    await write(_last(self._response(named), final=True))
         except grpc.aio.InternalError:
             return  # the caller left while we wrote
         except Exception as error:
             unread = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
             status = unread if isinstance(error, TimeoutError) else status_of(error, shown_id)
             self._frontend.answered("grpc", status.code.name, error)
-            failed = pb.ModelStreamInferResponse(error_message=status.details, infer_response=self._response(request))
+            response = self._response(named[:MAX_ID_CHARS])
+            failed = pb.ModelStreamInferResponse(error_message=status.details, infer_response=response)
             with contextlib.suppress(grpc.aio.InternalError):
                 async with writing:
                     await context.write(failed)
@@ -148,7 +158,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     async def _read(
         self, request: pb.ModelInferRequest, context: Context, work_id: str
     ) -> tuple[Wish, GenerateRequest]:
-        """Raises what validation raises."""
+        """Raises what validation raises. The wish comes without its prompt and its options, which may be long."""
         self._check_model(request.model_name, request.model_version)
         left_s = context.time_remaining()
         wish = read_wish(request, self._frontend.generator.limits().max_model_len)
@@ -160,7 +170,8 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
             model=request.model_name,
             timeout_s=min(timeouts_s) if timeouts_s else None,
         )
-        return wish, await validate(self._frontend, call, wish.prompt, wish.options)
+        wanted = await validate(self._frontend, call, wish.prompt, wish.options)
+        return msgspec.structs.replace(wish, prompt="", options=NO_OPTIONS), wanted
 
     def _check_model(self, name: str, wanted: str) -> None:
         """Raises UnknownModelError and InvalidRequestError."""
@@ -171,7 +182,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    async def _whole(self, request: pb.ModelInferRequest, wish: Wish, wanted: GenerateRequest) -> pb.ModelInferResponse:
+    async def _whole(self, request_id: str, wish: Wish, wanted: GenerateRequest) -> pb.ModelInferResponse:
         num_choices = len(wanted.sampling)
         texts, ids, reasons = [""] * num_choices, [list[int]() for _ in range(num_choices)], [""] * num_choices
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
@@ -180,28 +191,28 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
                     texts[item.index] += item.text
                     ids[item.index] += item.token_ids
                     reasons[item.index] = item.finish_reason or ""
-        return self._response(request, wish, texts, reasons, ids)
+        return self._response(request_id, wish, texts, reasons, ids)
 
-    async def _pieces(self, request: pb.ModelInferRequest, wish: Wish, wanted: GenerateRequest, write: Any) -> None:
+    async def _pieces(self, request_id: str, wish: Wish, wanted: GenerateRequest, write: Any) -> None:
         left = len(wanted.sampling)
         async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished) or not (item.text or item.token_ids or item.finish_reason):
                     continue
                 left -= item.finish_reason is not None
-                response = self._response(request, wish, [item.text], [item.finish_reason or ""], [item.token_ids])
+                response = self._response(request_id, wish, [item.text], [item.finish_reason or ""], [item.token_ids])
                 response.parameters["index"].int64_param = item.index
                 await write(_last(response, final=not left and not wish.empty_final))
 
     def _response(
         self,
-        request: pb.ModelInferRequest,
+        request_id: str,
         wish: Wish | None = None,
         texts: list[str] | None = None,
         reasons: list[str] | None = None,
         ids: list[list[int]] | None = None,
     ) -> pb.ModelInferResponse:
-        response = pb.ModelInferResponse(model_name=self._frontend.model, model_version=VERSION, id=request.id)
+        response = pb.ModelInferResponse(model_name=self._frontend.model, model_version=VERSION, id=request_id)
         if wish is None or texts is None or reasons is None or ids is None:
             return response
         flat = [token_id for one in ids for token_id in one]

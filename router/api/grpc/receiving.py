@@ -4,7 +4,7 @@ gRPC takes LOOKAHEAD_BYTES (grpc_bearer.py) of a message that nobody reads yet, 
 """
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -12,64 +12,88 @@ from typing import Any, Final
 import grpc.aio
 
 from runtime.errors import OverloadedError, UnavailableError
+from runtime.fair_queue import FairQueue
 
 PATIENCE_S: Final = 1.0  # for a message, while every place is taken
 MAX_WAITING: Final = 4096  # calls that wait for a place
 
 
+class _Place:
+    """A call that waits for its turn to be read."""
+
+    priority = 0
+    tokens = 1
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class Receiving:
     """Invariant: the messages that are being read, and those of open `message` blocks, have no more than `limit_bytes`
-    together, or are one. Connections take turns when calls wait."""
+    together, or are one. Tenants take turns when calls wait, as do connections of callers without a key."""
 
     def __init__(self, limit_bytes: int, max_message_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._free = max(1, limit_bytes // max_message_bytes)
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by connection; the first one's turn is next
-        self._num_waiting = 0
+        self._waiting: FairQueue[_Place] = FairQueue()
+        self._held: Counter[str] = Counter()  # places of all blocks, by tenant, without zeros
         self._reading: dict[asyncio.Timeout, float] = {}  # since when, on the loop's clock
 
     @asynccontextmanager
-    async def message(self, context: Any) -> AsyncIterator[bytes | None]:
+    async def message(self, context: Any, tenant: str = "") -> AsyncIterator[bytes | None]:
         """The next message of a call; None: the client sends no more. Its place is held until the block ends. Raises
         OverloadedError and UnavailableError."""
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(context.peer())
+        whose = tenant or context.peer()
+        self._held[whose] += 1
         try:
-            yield await self._read(context)
+            if self._free:
+                self._free -= 1
+            else:
+                await self._wait(_Place(whose))
+            try:
+                yield await self._read(context)
+            finally:
+                self._give()
         finally:
-            self._leave()
+            self._held[whose] -= 1
+            if not self._held[whose]:
+                del self._held[whose]
 
-    async def _wait(self, connection: str) -> None:
-        """Returns with a place."""
-        if self._num_waiting >= MAX_WAITING:
-            raise OverloadedError("queue of unread messages", MAX_WAITING, PATIENCE_S)
+    async def _wait(self, place: _Place) -> None:
+        """Returns when the place is given."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._make_room(place.tenant)
         for clock, since_s in self._reading.items():
             if clock.when() is None:
                 clock.reschedule(since_s + PATIENCE_S)
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(connection, deque()).append(place)
-        self._num_waiting += 1
+        self._waiting.push(place)
         try:
-            await place
+            await place.given
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._leave()
+            if place.given.done() and not place.given.cancelled() and place.given.exception() is None:
+                self._give()
             raise
         finally:
-            self._num_waiting -= 1
+            if place in self._waiting:
+                self._waiting.remove(place)
 
-    def _leave(self) -> None:
+    def _make_room(self, tenant: str) -> None:
+        """Raises OverloadedError."""
+        error = OverloadedError("queue of unread messages", MAX_WAITING, PATIENCE_S)
+        victim = next(self._waiting.dispensable(0, tenant, self._held), None)
+        if victim is None:
+            raise error
+        self._waiting.remove(victim)
+        if not victim.given.done():
+            victim.given.set_exception(error)
+
+    def _give(self) -> None:
         """Gives a place to the next who still waits."""
-        while self._waiting:
-            connection = next(iter(self._waiting))
-            places = self._waiting.pop(connection)
-            place = places.popleft()
-            if places:
-                self._waiting[connection] = places
-            if not place.done():
-                place.set_result(None)
+        for place in self._waiting.order():
+            self._waiting.take(place)
+            if not place.given.done():
+                place.given.set_result(None)
                 return
         self._free += 1
 

@@ -87,7 +87,7 @@ class GrpcApi:
         receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
             RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY),
-            DecodeRequests(FILES, frontend.lane, receiving, self._connections),
+            DecodeRequests(FILES, frontend.lane, receiving, self._connections, self._calls.enter_tenant),
         ]
         alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
         elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
@@ -151,7 +151,9 @@ class InferenceService(pb_grpc.InferenceServicer):
     ) -> None:
         """Writes instead of yielding, so that a cancelled call reaches the generator wherever it waits."""
         with self._calls.running():
-            failure = await self._generate(request, context)
+            generated = self._generate(request, context)
+            del request  # nothing but its tokens is held while they are answered
+            failure = await generated
         if failure is not None:
             await context.abort(failure.code, failure.details, tuple(failure.trailing_metadata))
 
@@ -170,8 +172,10 @@ class InferenceService(pb_grpc.InferenceServicer):
                 drop_cache=request.drop_cache,
                 timeout_s=context.time_remaining(),
             )
-            prompt = await self._prompt(request, context)
-            wanted = await validate(self._frontend, call, prompt, options_of(request.sampling))
+            prompt, options = await self._prompt(request, context), options_of(request.sampling)
+            del request
+            wanted = await validate(self._frontend, call, prompt, options)
+            del prompt
             check_call("prompt_logprobs", [wanted])
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))

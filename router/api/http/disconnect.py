@@ -6,9 +6,12 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Receive
 
 T = TypeVar("T")
+
+NOBODY = Response(status_code=499)  # the answer to a client that has left, as nginx counts it
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

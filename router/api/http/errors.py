@@ -75,8 +75,9 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
 def error_response(error: Exception, request_id: str, form: ErrorForm = openai_form) -> Response:
     status, described = describe(error, request_id)
     headers = {"x-request-id": request_id}
-    if isinstance(error, OverloadedError):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if status in (429, 503):
+        retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1.0
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
     return json_response(form(status, described, request_id), status, headers)
 
 

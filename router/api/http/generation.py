@@ -10,6 +10,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from router.api.held_bytes import prompt_bytes
 from router.api.http.body import received_body
 from router.api.http.dialect import Answer, Asked, Dialect, PromptAnswer
 from router.api.http.disconnect import until_disconnect
@@ -20,10 +21,12 @@ from router.api.http.server_sent_events import EventStream
 from router.api.prompts.logprobs import check_call
 from router.api.sampling_options import Options
 from router.api.validation import Call, Prompt, make_request_id, seconds_of, tenant_of, validate
+from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.security.callers import ANYONE
+from runtime.side_lane import TENANT
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
@@ -32,6 +35,9 @@ CALLER = "baton.caller"  # who shows the key of a request; a key of its scope
 TENANT_HEADER = "x-baton-tenant"
 
 Items = AsyncGenerator[Piece | Finished, None]
+
+_Read = tuple[Asked, Options, Sequence[Prompt], int]
+"""The last one: what a long body's prompts take in memory, in bytes."""
 
 log = structlog.get_logger()
 
@@ -49,25 +55,12 @@ class GenerationEndpoint:
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
             self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
-            timeout_s, tenant = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER)), asking_tenant(http)
-            with self._frontend.bodies.hold() as held:
+            tenant = enter_tenant(http)
+            with self._frontend.bodies.hold(tenant) as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
-                asked, options, prompts = await self._read(data, tenant, timeout_s)
-                requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
-                answer = self._dialect.answer(asked, options, shown_id, tenant, requests)
-                streamed = asked.stream
-                del data, asked, prompts  # from here on their tokens are enough
-            items = generate_all(self._frontend.generator, requests)
-            if streamed:
-                events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
-                if answer.of_prompts is not None:
-                    items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
-                await until_disconnect(receive, _send_events(events, items, answer, shown_id))
-            else:
-                if answer.of_prompts is not None:
-                    items = _prompts_first(items, partial(_add_prompt, answer.of_prompts))
-                whole = await until_disconnect(receive, _collect(items, answer))
-                await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(scope, receive, send)
+                answered = self._answer(http, send, data, held, shown_id, work_id, tenant)
+                del data  # it is decoded, and gone
+                await until_disconnect(receive, answered)
             self._frontend.answered("http", "200", None)
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
@@ -76,9 +69,37 @@ class GenerationEndpoint:
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
-    async def _read(self, data: bytes, tenant: str, timeout_s: float | None) -> tuple[Asked, Options, Sequence[Prompt]]:
+    async def _answer(
+        self, http: Request, send: Send, data: bytes, held: Hold, shown_id: str, work_id: str, tenant: str
+    ) -> None:
+        timeout_s = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER))
+        asked, options, prompts, num_bytes = await self._read(data, tenant, timeout_s)
+        del data
+        held.become(num_bytes)
+        requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
+        answer = self._dialect.answer(asked, options, shown_id, tenant, requests)
+        streamed = asked.stream
+        del asked, prompts  # from here on their tokens are enough
+        held.become(0)
+        items = generate_all(self._frontend.generator, requests)
+        if streamed:
+            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
+            if answer.of_prompts is not None:
+                items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
+            await _send_events(events, items, answer, shown_id)
+        else:
+            if answer.of_prompts is not None:
+                items = _prompts_first(items, partial(_add_prompt, answer.of_prompts))
+            whole = await _collect(items, answer)
+            await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(http.scope, http.receive, send)
+
+    async def _read(self, data: bytes, tenant: str, timeout_s: float | None) -> _Read:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return await read_soon(self._frontend.lane, deadline_s, self._dialect.read, data, tenant)
+        return await read_soon(self._frontend.lane, deadline_s, self._weighed, data, tenant)
+
+    def _weighed(self, data: bytes, tenant: str) -> _Read:
+        asked, options, prompts = self._dialect.read(data, tenant)
+        return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
 
     async def _validate(
         self,
@@ -116,9 +137,11 @@ class GenerationEndpoint:
         return requests
 
 
-def asking_tenant(http: Request) -> str:
-    """Raises InvalidRequestError."""
-    return tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
+def enter_tenant(http: Request) -> str:
+    """The tenant of a request, which the current task serves from now on. Raises InvalidRequestError."""
+    tenant = tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
+    TENANT.set(tenant)
+    return tenant
 
 
 async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:

@@ -1,8 +1,9 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them: the tokens of a prompt, and the text of tokens."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
@@ -10,8 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api.http.body import received_body
+from router.api.http.disconnect import NOBODY, until_disconnect
 from router.api.http.errors import error_response
-from router.api.http.generation import CALLER
+from router.api.http.generation import CALLER, enter_tenant
 from router.api.http.json_body import decode_body, read_soon
 from router.api.http.json_response import encode_in_slices
 from router.api.http.openai_fields import ABSENT, ChatMessage
@@ -72,16 +74,17 @@ class TokenizationEndpoints:
             Route("/detokenize", partial(self._answer, self._text), methods=["POST"]),
         ]
 
-    async def _answer(self, answer: Callable[[bytes, float], Awaitable[bytes]], http: Request) -> Response:
+    async def _answer(self, answer: Callable[[bytes, float], Coroutine[Any, Any, bytes]], http: Request) -> Response:
         shown_id, _ = make_request_id(None)
         try:
             self._frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
-            with self._frontend.bodies.hold() as held:
+            with self._frontend.bodies.hold(enter_tenant(http)) as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
                 deadline_s = time.monotonic() + self._frontend.request_timeout_s
-                return Response(await answer(data, deadline_s), media_type="application/json")
+                answered = await until_disconnect(http.receive, answer(data, deadline_s))
+                return Response(answered, media_type="application/json")
         except ClientDisconnect:
-            raise
+            return NOBODY
         except Exception as error:
             return error_response(error, shown_id)
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from router.api.http.dialect import Asked
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
-from router.api.http.generation import asking_tenant
+from router.api.http.generation import enter_tenant
 from router.api.http.json_body import decode_body, refuse_not_served
 from router.api.http.json_response import encode_json, json_response
 from router.api.openai_tools import plain_call
@@ -136,7 +136,7 @@ class ResponsesDialect:
         try:
             if http.query_params.get("stream") == "true":
                 raise InvalidRequestError("stream", "is not supported for a response that is kept; it is told whole")
-            stored = self._store.get(response_id, asking_tenant(http))
+            stored = self._store.get(response_id, enter_tenant(http))
         except InvalidRequestError as error:
             return error_response(error, make_request_id(None)[0])
         if stored is None:
@@ -146,7 +146,7 @@ class ResponsesDialect:
     async def _delete(self, http: Request) -> HttpResponse:
         response_id = http.path_params["response_id"]
         try:
-            deleted = self._store.delete(response_id, asking_tenant(http))
+            deleted = self._store.delete(response_id, enter_tenant(http))
         except InvalidRequestError as error:
             return error_response(error, make_request_id(None)[0])
         if not deleted:

@@ -9,7 +9,7 @@ import pytest
 
 from baton_proto.grammar import MAX_ALTERNATIVES, Grammar
 from router.text.tokenizer import Tokenizer
-from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError
+from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.compiler import THREADS, GrammarCompiler
 from runtime.grammar.repeats import written_out
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
@@ -228,9 +228,9 @@ async def test_what_is_not_compiled_in_time_is_refused_and_says_so(
     held = [asyncio.create_task(compiler._lane.run(None, go.wait, 30)) for _ in range(THREADS)]
     await asyncio.sleep(0)  # they hold both threads
     try:
-        with pytest.raises(OverloadedError, match="queue of grammars"):
+        with pytest.raises(UnavailableError, match="kept all threads for grammars busy"):
             await compiler.matcher_soon(Grammar("regex", "b"), "guided")
-        with pytest.raises(DeadlineError, match="reading grammars"):
+        with pytest.raises(UnavailableError, match="kept all threads for grammars busy"):
             await compiler.matcher_soon(Grammar("regex", "b"), "guided", time.monotonic() + 0.01)
         assert (await compiler.matcher_soon(kept)).mask([]).any(), "what is kept waits for no thread"
     finally:

@@ -15,7 +15,7 @@ from tests.router.api.conversations import app_of
 from tests.router.http_client import COMPLETION
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
-BUDGET_BYTES = 300_000
+BUDGET_BYTES = 400_000  # of which one tenant takes three quarters
 OTHER_DOORS = (
     "/v1/chat/completions",
     "/v1/responses",
@@ -59,7 +59,7 @@ async def test_long_bodies_share_a_budget_and_short_ones_need_none(server: HttpS
         assert answer.status_code == 200, "a short request goes past"
         refusal = await http.post("/v1/completions", content=LONG)
         assert refusal.status_code == 503
-        assert "fill the 300000 bytes of router.max_buffered_bytes; try again later" in refusal.text
+        assert "fill the 400000 bytes of router.max_buffered_bytes; try again later" in refusal.text
         for door in OTHER_DOORS:
             assert (await http.post(door, content=LONG)).status_code == 503, "all doors share the budget"
         for _, writer in held:
@@ -76,12 +76,27 @@ def test_what_a_body_has_grown_by_is_given_back_however_it_ends() -> None:
     budget = BodyBudget(1000)
     with budget.hold() as first, budget.hold() as second:
         first.grow(FREE_BYTES)
-        first.grow(1000)
+        first.grow(750)
         second.grow(FREE_BYTES)
         with pytest.raises(UnavailableError):
             second.grow(1)
+        first.become(FREE_BYTES + 500)
+        second.grow(250)
     with budget.hold() as third:
-        third.grow(FREE_BYTES + 1000)
+        third.grow(FREE_BYTES + 750)
+
+
+def test_no_tenant_takes_the_whole_budget_however_many_bodies_it_sends() -> None:
+    budget = BodyBudget(1000)
+    with budget.hold("a") as one, budget.hold("a") as other, budget.hold("b") as of_b, budget.hold("c") as of_c:
+        one.grow(FREE_BYTES + 600)
+        other.grow(FREE_BYTES + 150)
+        with pytest.raises(UnavailableError):
+            other.grow(1)
+        of_b.grow(FREE_BYTES + 180)
+        of_c.grow(FREE_BYTES + 50)
+        other.become(0)
+        of_b.grow(20)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", *OTHER_DOORS])

@@ -7,7 +7,7 @@ the others are by then. Once nobody waits, all tags are forgotten.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 MAX_IDLE_TENANTS = 64  # remembered besides the waiting ones
@@ -127,17 +127,14 @@ class FairQueue(Generic[W]):
             if level := self._levels.get(priority):
                 yield from level.order()
 
-    def last_of(self, tenants: Iterable[str], priority: int) -> Iterator[W]:
-        """The waiters of a priority that have not paid, tenant by tenant, the latest arrival first."""
-        if level := self._levels.get(priority):
-            for tenant in tenants:
-                yield from reversed(level.tenants.get(tenant, {}))
-
-    @property
-    def lowest_priority(self) -> int | None:
-        return min(self._levels, default=None)
-
-    def tenants(self, priority: int) -> list[str]:
-        """Tenants with requests of a priority that wait and have not paid."""
-        level = self._levels.get(priority)
-        return list(level.tenants) if level else []
+    def dispensable(self, priority: int, tenant: str, held: Mapping[str, int]) -> Iterator[W]:
+        """Waiters that have not paid and may make room for a newcomer, who takes the first: those of the lowest
+        priority, the latest arrival first, of the tenant that holds most. `held`: places by tenant, of those who wait
+        and of others. At the newcomer's own priority, a tenant must hold as many as the newcomer's afterwards."""
+        lowest = min(self._levels, default=None)
+        if lowest is None or lowest > priority:
+            return
+        waiting = self._levels[lowest].tenants
+        for name in sorted(waiting, key=lambda each: -held.get(each, 0)):
+            if lowest < priority or held.get(name, 0) > held.get(tenant, 0) + 1:
+                yield from reversed(waiting[name])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, strategies as st
 
-from router.requests.fair_queue import MAX_IDLE_TENANTS, FairQueue
+from runtime.fair_queue import MAX_IDLE_TENANTS, FairQueue
 
 
 @dataclass(eq=False)
@@ -187,27 +187,32 @@ def test_the_order_is_that_in_which_all_go_if_nothing_else_comes(at_once: list[t
     assert list(queue.order()) == drain(queue)
 
 
-def test_the_latest_arrivals_of_a_priority_are_listed_tenant_by_tenant_without_those_that_have_paid() -> None:
+def test_room_is_made_by_the_latest_of_the_tenant_that_holds_most_and_never_by_who_has_paid() -> None:
     queue = filled(Request("1", "a"), Request("2", "b"), Request("3", "a"), Request("p", "b", 0), Request("4", "b"))
     queue.push(Request("high", "c", priority=2))
-    assert names(list(queue.last_of(["b", "nobody", "a"], 0))) == "4231"
-    assert names(list(queue.last_of(["c"], 2))) == "high"
-    assert list(queue.last_of(["c"], 0)) == list(queue.last_of(["a"], 1)) == []
+    held = {"a": 2, "b": 4, "c": 1}
+
+    def victims(priority: int, tenant: str) -> str:
+        return names(list(queue.dispensable(priority, tenant, held)))
+
+    assert victims(0, "new") == "4231"
+    assert victims(0, "c") == "42", "a holds no more than c will"
+    assert victims(0, "b") == victims(-1, "new") == ""
+    assert victims(1, "b") == "4231", "for a higher priority whoever holds it"
 
 
-def test_tenants_and_the_lowest_priority_are_those_that_wait() -> None:
-    low, high, paid = Request("l", "a", priority=-1), Request("h", "b", priority=3), Request("p", "c", 0, priority=3)
-    queue = filled(low, high, paid)
+def test_where_nobody_waits_nobody_makes_room() -> None:
+    low, paid = Request("l", "a", priority=-1), Request("p", "c", 0, priority=3)
+    queue = filled(low, paid)
     assert low in queue
     assert Request("other", "a") not in queue
-    assert (queue.tenants(-1), queue.tenants(3), queue.tenants(0)) == (["a"], ["b"], [])
-    assert queue.lowest_priority == -1
+    assert list(queue.dispensable(-1, "new", {"a": 3})) == [low]
+    assert not list(queue.dispensable(-1, "new", {}))
     queue.remove(low)
     assert low not in queue
-    assert (queue.lowest_priority, queue.tenants(-1)) == (3, [])
-    queue.remove(high)
+    assert not list(queue.dispensable(3, "new", {"c": 5}))
     queue.remove(paid)
-    assert queue.lowest_priority is None
+    assert not list(queue.dispensable(9, "new", {"c": 5}))
 
 
 def test_idle_tenants_are_remembered_and_when_they_are_too_many_the_half_furthest_ahead() -> None:
