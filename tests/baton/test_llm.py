@@ -28,6 +28,8 @@ from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt
 from tests.tiny_model import EOS_TOKEN_IDS, TEXT, VOCAB_SIZE, write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "16MiB", "block_size": 16}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who runs first?"}]

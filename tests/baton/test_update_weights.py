@@ -14,6 +14,8 @@ from tests.service import NEEDS_TWO, ON_DEVICE
 from tests.spine.prompts import random_prompt
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = ON_DEVICE | {"kv_memory": "4MiB", "max_model_len": 1024, "block_size": 16}
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [random_prompt(50, seed=1), random_prompt(7, seed=2)]

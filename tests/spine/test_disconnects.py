@@ -11,7 +11,7 @@ import pytest
 
 from tests.service import Service, running_service
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import POLL_S, inspect, inspect_all, until_idle, until_running, worker_client
+from tests.spine.worker_view import POLL_S, inspect, until_idle, until_running, worker_client
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 PROMPT_STEPS = 3000 / 2  # of the long prompt, were it run to its end
@@ -35,51 +35,41 @@ async def test_leaving_frees_everything(service: Service) -> None:
 
 
 @asynccontextmanager
-async def ended_early(service: Service, whole_steps: float) -> AsyncIterator[None]:
-    """The workers become idle after fewer than half of the steps that the request takes when nobody leaves."""
-
-    async def steps() -> int:
-        return sum(report.load.steps for report in await inspect_all(service))
-
-    before = await steps()
-    yield
-    await until_idle(service)
-    assert await steps() - before < whole_steps / 2
-
-
-async def leaving_grpc_in_mid_stream(service: Service) -> None:
-    async with ended_early(service, ANSWER_STEPS):
-        stream = service.client.stream(greedy(random_prompt(200, seed=1), 3000, ignore_eos=True), 60)
-        async for response in stream:
-            if response.WhichOneof("event") == "piece":
-                break
-        assert (await inspect(service, "decode-1")).load.blocks_used > 0
-        await stream.aclose()  # type: ignore[attr-defined]
-
-
-async def leaving_grpc_in_mid_prompt(service: Service) -> None:
-    """The prefill worker stands still while the client leaves: a slow client costs no steps that way. The worker's
-    answer to what it was asked meanwhile says how many it had taken."""
-    async with worker_client(service, "prefill-1") as prefill:
-        before = (await prefill.inspect()).load.steps
-        request = asyncio.create_task(service.client.generate(greedy(random_prompt(3000, seed=2), 10), 60))
-        await until_running(service, "prefill-1")
-        service.kill("prefill-1", signal.SIGSTOP)
+async def ended_early(service: Service, worker_id: str, whole_steps: float) -> AsyncIterator[None]:
+    """The worker, once it runs the request, stands still while the client leaves, so that a slow client costs no steps.
+    Then it becomes idle after fewer than half of the steps that the request takes when nobody leaves."""
+    async with worker_client(service, worker_id) as worker:
+        await until_running(service, worker_id)
+        service.kill(worker_id, signal.SIGSTOP)
+        asked = asyncio.create_task(worker.inspect())  # which it answers when it goes on
         try:
-            assert (await inspect(service, "decode-1")).load.leases == 1
-            asked = asyncio.create_task(prefill.inspect())
-            request.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request
+            yield
             async with asyncio.timeout(45):
                 while (await service.client.status(60)).queue.running:
                     await asyncio.sleep(POLL_S)
         finally:
-            service.kill("prefill-1", signal.SIGCONT)
+            service.kill(worker_id, signal.SIGCONT)
         left_at = (await asked).load.steps
         await until_idle(service)
-        left_over = before + PROMPT_STEPS - left_at
-        assert (await prefill.inspect()).load.steps - left_at < left_over / 2
+        assert (await worker.inspect()).load.steps - left_at < whole_steps / 2
+
+
+async def leaving_grpc_in_mid_stream(service: Service) -> None:
+    stream = service.client.stream(greedy(random_prompt(200, seed=1), 3000, ignore_eos=True), 60)
+    async for response in stream:
+        if response.WhichOneof("event") == "piece":
+            break
+    async with ended_early(service, "decode-1", ANSWER_STEPS):
+        await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def leaving_grpc_in_mid_prompt(service: Service) -> None:
+    request = asyncio.create_task(service.client.generate(greedy(random_prompt(3000, seed=2), 10), 60))
+    async with ended_early(service, "prefill-1", PROMPT_STEPS):
+        assert (await inspect(service, "decode-1")).load.leases == 1
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
 
 
 async def leaving_http(service: Service, stream: bool) -> None:
@@ -90,15 +80,18 @@ async def leaving_http(service: Service, stream: bool) -> None:
         "ignore_eos": True,
         "stream": stream,
     }
-    async with ended_early(service, ANSWER_STEPS), httpx.AsyncClient(base_url=service.http_url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as client:
         request = asyncio.create_task(client.post("/v1/completions", json=body))
-        await until_running(service, "decode-1")
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
+        async with ended_early(service, "decode-1", ANSWER_STEPS):
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
 
 
 async def the_deadline_passes(service: Service) -> None:
-    async with ended_early(service, ANSWER_STEPS):
+    request = asyncio.create_task(
+        service.client.generate(greedy(random_prompt(200, seed=4), 3000, ignore_eos=True), 3.0)
+    )
+    async with ended_early(service, "decode-1", ANSWER_STEPS):
         with pytest.raises(Exception, match=r"(?i)deadline"):
-            await service.client.generate(greedy(random_prompt(200, seed=4), 3000, ignore_eos=True), 0.5)
+            await request

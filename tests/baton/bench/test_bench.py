@@ -25,7 +25,7 @@ from tests.tiny_model import VOCAB_SIZE
 from worker.assembly import build_engine
 
 SHORT = ("--prompt-tokens", "20-40", "--output-tokens", "8", "--json")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 def run(*arguments: str) -> Result:

@@ -20,7 +20,7 @@ from tests.spine.prompts import ask, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right
 
 IDS = ("prefill-1", "decode-1", "decode-2")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -19,7 +19,7 @@ from tests.service import Service, running_service
 
 BATON = [sys.executable, "-m", "baton"]
 NOBODY = "127.0.0.1:1"
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -14,6 +14,8 @@ from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 EXTERNAL = {
     "name": "gpu-7",
     "address": "http://127.0.0.1:9",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = "127.0.0.1:1"
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 

@@ -23,6 +23,8 @@ from runtime.errors import UnauthorizedError
 from runtime.processes.owned_folder import PREFIX
 from tests.service import assert_gone
 
+pytestmark = pytest.mark.slow
+
 BATON = [sys.executable, "-m", "baton"]
 API_KEY = "a-user-s-key-of-32-characters-ok"
 SERVING = """

@@ -18,6 +18,8 @@ from tests.baton.events.cluster import Cleared, Router, Workers, baton, removed,
 from tests.runtime.kv_events.vllm.test_blocks import BLOCK, prompt
 from tests.runtime.kv_events.vllm.vllm_engine import Engine, Messages
 
+pytestmark = pytest.mark.slow
+
 NOBODY = "nats://127.0.0.1:1"
 
 

@@ -25,6 +25,8 @@ from tests.service import Service, running_service
 from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right
 
+pytestmark = pytest.mark.slow
+
 BATON = [sys.executable, "-m", "baton"]
 NOBODY = "127.0.0.1:1"
 COMMANDS = (["tree"], ["diff"], ["explain", "--prompt", "a"])

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from baton.cli.terminal.exit_codes import ExitCode
 from baton.runs.access import Access
 from baton.service.nats_server import NatsServer
 from tests.service import assert_gone
+
+pytestmark = pytest.mark.slow
 
 BATON = [sys.executable, "-m", "baton"]
 NOBODY = "nats://127.0.0.1:1"
@@ -146,7 +148,9 @@ async def service(nats_server: NatsServer, folder: Path) -> AsyncIterator[tuple[
         await until_workers(nats_server, 1, 1, at_least=True)
         yield process, addresses
     finally:
-        pids = [child.pid for child in process.children(recursive=True)] if process.is_running() else []
+        pids: list[int] = []
+        with suppress(psutil.NoSuchProcess):  # it was killed
+            pids = [child.pid for child in process.children(recursive=True)]
         if up.returncode is None:
             up.terminate()
         await asyncio.wait_for(asyncio.gather(up.wait(), up.stdout.read()), WAIT_S)

@@ -22,6 +22,8 @@ from runtime.security.secret import Secret
 from tests.service import Service, running_service
 from tests.spine.prompts import ask, random_prompt
 
+pytestmark = pytest.mark.slow
+
 SIZE = (180, 30)
 NAMES = [column.name for column in COLUMNS]
 

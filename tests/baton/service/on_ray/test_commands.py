@@ -26,7 +26,7 @@ from runtime.calls.router import Client
 from tests.ray_cluster import HEAD_ADDRESS, ray_cluster
 from tests.service import assert_gone
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = pytest.mark.ray  # the tests share a service; those that start and end it are quick
 
 BATON = [sys.executable, "-m", "baton"]
 COMMAND_S = 90.0
@@ -144,6 +144,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayService]:
         yield RayService(cluster, tmp_path_factory.mktemp("ray-service"))
 
 
+@pytest.mark.slow
 def test_where_nothing_serves_commands_say_so(service: RayService, monkeypatch: pytest.MonkeyPatch) -> None:
     done = service.baton("down")
     assert (done.returncode, done.stderr) == (3, "error: nothing serves 'default' on this cluster\n")
@@ -173,6 +174,7 @@ async def test_a_service_comes_up_on_all_nodes_and_the_command_returns(service: 
     assert "'default' is served on this cluster already" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_log_of_each_process_is_shown_wherever_it_runs(service: RayService) -> None:
     for process, text in (("decode-1", "ready "), ("router-1", "router-1"), ("nats", "Server is ready")):
         done = service.baton("logs", process)
@@ -185,6 +187,7 @@ def test_the_log_of_each_process_is_shown_wherever_it_runs(service: RayService) 
     assert "no log of 'decode-7'; those that are there: control, decode-1, decode-2, nats, prefill-1" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_logs_of_all_nodes_are_shown_as_one_in_the_order_of_time(service: RayService) -> None:
     done = service.baton("logs", "--lines", "1000")
     assert done.returncode == 0, done.stderr
@@ -196,6 +199,7 @@ def test_the_logs_of_all_nodes_are_shown_as_one_in_the_order_of_time(service: Ra
     assert len(service.baton("logs", "--lines", "3").stdout.splitlines()) == 3
 
 
+@pytest.mark.slow
 async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_starts_nothing_twice(
     service: RayService,
 ) -> None:
@@ -213,6 +217,7 @@ async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_st
     await service.ask("taken over")
 
 
+@pytest.mark.slow
 async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_planner_replaces_them(
     service: RayService,
 ) -> None:
@@ -235,6 +240,7 @@ async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_p
     assert "logs of a node cannot be read any more" in said
 
 
+@pytest.mark.slow
 def test_what_ray_tells_of_its_nodes_does_not_get_into_results(service: RayService) -> None:
     program = f"""
 import ray, time
@@ -263,6 +269,7 @@ def test_down_drains_and_leaves_nothing(service: RayService) -> None:
         asyncio.run(service.ask("anybody there"))
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_actor_and_the_others_are_ended_without_a_control_actor_too(
     service: RayService,
 ) -> None:
