@@ -1,6 +1,7 @@
 """The live page in a real browser."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -195,6 +196,58 @@ async def test_text_from_elsewhere_stays_text(tiny_model: Path, browser: Browser
         assert said[1].startswith("<img src=x")
         assert said[1].endswith("<script>alert(1)</script>")
         assert await tab.value("document.querySelectorAll('img').length") == 0
+
+
+REQUEST = {
+    "request_id": "chatcmpl-" + "0123456789abcdef" * 3,
+    "prompt_tokens": 131072,
+    "cached_tokens": 131056,
+    "output_tokens": 16384,
+    "outcome": "cancelled",
+    "prefill_worker": "prefill-12",
+    "decode_worker": "decode-12",
+    "ttft_ms": 12345.6,
+    "duration_ms": 98765.4,
+}
+# Neighbours in a row above a curve that overlap, or lie over the curve's largest value.
+OVERLAPPING = """(() => {
+  const canvas = document.querySelector('#curves'), pen = canvas.getContext('2d'), found = []
+  for (const curve of CURVES) {
+    const words = wordsOf(curve, 123456, canvas.clientWidth, pen)
+    words.forEach((word, i) => {
+      const next = words[i + 1], end = word.x + (word.color ? 22 : 0) + pen.measureText(word.text).width
+      const room = canvas.clientWidth - pen.measureText('123.5k').width
+      if (end > (next?.row === word.row ? next.x : room)) found.push(word.text)
+    })
+  }
+  return found
+})()"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_nothing_is_cut_off_or_written_over_in_wide_and_narrow_pages(
+    tiny_model: Path, browser: Browser, width: int
+) -> None:
+    crowd = Crowd(2, 3)
+    async with crowded(tiny_model, crowd) as address:
+        tab = await browser.open(f"{address}#key={KEY}")
+        await tab.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
+        )
+        await tab.until(f"{LIVE} && document.querySelector('#plan').innerText")
+        crowd.stir()
+        await tab.until("document.querySelector('#pairs tr')")
+        await tab.value(f"lines = [{json.dumps(REQUEST)}], showRequests()")
+        cut = (
+            "[...document.querySelectorAll('html, section, .scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+        )
+        assert await tab.value(f"{cut}.map(one => one.innerText)") == []
+        last = await tab.value("document.querySelector('#requests td:last-child').getBoundingClientRect().right")
+        assert last <= await tab.value(
+            "document.querySelector('#requests').closest('.scroll').getBoundingClientRect().right"
+        )
+        assert await tab.value(OVERLAPPING) == []
+        assert await tab.value("document.querySelector('#h-planner').parentNode.clientHeight") < 130
 
 
 async def test_it_goes_on_by_itself_after_the_router_was_away(tiny_model: Path, browser: Browser) -> None:
