@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from baton.cli.room import check_disk, check_least, check_memory
+from baton.cli.room import check_disk, check_gpus, check_least, check_memory
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.nats_server import STORE_KEY
 from engine.model.shard import shard_of
@@ -96,6 +96,8 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
     check_folder(engine)
     if not is_mock(config):
         check_memory(config, memory)
+        if memory == "cuda":
+            check_gpus(config)
         check_disk(config)
     if config.nats.url is None and config.nats.store_dir is not None:
         make_folder(Path(config.nats.store_dir).expanduser(), STORE_KEY)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from baton.cli.terminal.output import human_bytes
+from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton_proto.planner import DECODE, PREFILL
 from engine.tiers.block_files import slot_bytes
 from engine.tiers.disk_kv import KEY as DISK_KEY
@@ -14,6 +15,7 @@ from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_work
 from runtime.config.workers import WorkerEngine
 from runtime.device.available_memory import available_bytes
 from runtime.device.driver import MemoryKind
+from runtime.device.gpu_memory import free_gpu_bytes
 from runtime.errors import ConfigError
 
 KV_KEY = "engine.kv_memory"
@@ -38,6 +40,17 @@ def check_memory(config: ServingConfig, memory: MemoryKind) -> None:
     beside = f" beside {human_bytes(others)} of {HOST_KEY if key == KV_KEY else KV_KEY}" if others else ""
     free_here = f"{human_bytes(free)} of memory is free here"
     raise ConfigError(key, f"{_each(value, num_ranks)}{beside}, but {free_here}: {_at_most(rest, num_ranks)}, or auto")
+
+
+def check_gpus(config: ServingConfig) -> None:
+    """Raises ConfigError when the workers that share a GPU may take more of it for KV blocks than is free."""
+    gpus = visible_gpus()
+    free, kv = free_gpu_bytes(gpus), _bytes(config.engine.kv_memory, KV_KEY)
+    ranks = [engine.tensor_parallel for engine, _, count in _workers(config) for _ in range(count)]
+    num_workers = GpuPlaces(gpus, ranks).share
+    if free and kv * num_workers > min(free):
+        wanted, there = _each(config.engine.kv_memory, num_workers), f"{human_bytes(min(free))} of a GPU is free"
+        raise ConfigError(KV_KEY, f"{wanted}, but {there}, also for weights: auto takes what they leave")
 
 
 def check_disk(config: ServingConfig) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from baton.cli.preflight import check_start
+from baton.cli.room import check_gpus
 from baton.service.launcher import Machines
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
@@ -163,6 +164,23 @@ def test_sizes_that_the_machine_has_not_or_that_serve_nobody_are_refused(
     config = parse_config({"model": str(tiny_model), "engine": engine})
     with pytest.raises(ConfigError, match=f"^{words}"):
         check_start(config, served_model(config), Machines(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        (["0"], "900GiB for each of 2 workers makes 1800.0 GiB, but 78.0 GiB of a GPU is free"),
+        (["0", "1"], "900GiB for one worker, but 78.0 GiB of a GPU is free"),
+    ],
+)
+def test_kv_memory_that_no_gpu_has_is_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], words: str
+) -> None:
+    monkeypatch.setattr("baton.cli.room.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("baton.cli.room.free_gpu_bytes", lambda gpus: [78 * 2**30] * len(gpus))
+    check_gpus(parse_config({"model": str(tiny_model), "engine": {"kv_memory": "39GiB"}}))
+    with pytest.raises(ConfigError, match=rf"^engine\.kv_memory: {words}, also for weights: auto takes"):
+        check_gpus(parse_config({"model": str(tiny_model), "engine": {"kv_memory": "900GiB"}}))
 
 
 @pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
