@@ -122,23 +122,19 @@ def _is_link(path: Path | str, within: int | None) -> bool:
 
 
 def _checked(file: int, path: Path | str, taboo: int, within: int | None) -> int:
-    found = os.fstat(file)
+    found, user = os.fstat(file), os.geteuid()
+    is_strange = found.st_uid not in (user, ROOT)
+    if not is_strange and not found.st_mode & taboo:
+        return file
+    os.close(file)
     name = _shown(path, within)
-    problem = ""
-    if found.st_uid not in (os.geteuid(), ROOT):
-        problem = f"belongs to user {found.st_uid}, not to {os.geteuid()}"
+    if is_strange:
         way_out = "remove it" if within is not None else "name one that does not exist yet, or is yours"
-    elif found.st_mode & taboo:
-        may = "write" if found.st_mode & taboo & WRITTEN else "read"
-        problem = f"lets others {may} it (mode {stat.S_IMODE(found.st_mode):04o})"
-        bits = "go-w" if taboo == WRITTEN else "go-rwx"
-        way_out = (
-            f"name one that does not exist yet, or, if all that it holds is yours, chmod {bits} {shlex.quote(name)}"
-        )
-    if problem:
-        os.close(file)
-        raise PermissionError(f"{name} {problem}: {way_out}")
-    return file
+        raise PermissionError(f"{name} belongs to user {found.st_uid}, not to {user}: {way_out}")
+    may = "write" if found.st_mode & taboo & WRITTEN else "read"
+    change = f"chmod {'go-w' if taboo == WRITTEN else 'go-rwx'} {shlex.quote(name)}"
+    way_out = f"name one that does not exist yet, or, if all that it holds is yours, {change}"
+    raise PermissionError(f"{name} lets others {may} it (mode {stat.S_IMODE(found.st_mode):04o}): {way_out}")
 
 
 def _shown(path: Path | str, within: int | None) -> str:

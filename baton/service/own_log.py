@@ -15,8 +15,8 @@ def opened_log(path: Path | None) -> BinaryIO:
     folder for many users the name may be a link to another file of ours. Raises ConfigError."""
     if path is None:
         return os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb", buffering=0)
-    make_log_folder(path.parent)
     with as_config_error(path, LOG_DIR_FLAG):
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, taboo=0, mode=0o644)
     return os.fdopen(file, "ab", buffering=0)
 
