@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 
 from baton_proto.sampling import PARAMETERS
 from router.api.http.dialect import Asked
-from router.api.http.openai_fields import ABSENT, AS_NAMED
+from router.api.http.openai_fields import ABSENT, AS_NAMED, longest_keep_s
 from router.api.http.openai_types import template_variables
 from router.api.validation import check_thinking
 
@@ -56,7 +56,7 @@ class ExtendedBody(SampledFields, frozen=True, kw_only=True):
             stream=bool(self.stream),
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
-            keep_s=max(self.keep_cache_s or 0.0, keep_s),
+            keep_s=longest_keep_s(self.keep_cache_s, keep_s),
             drop_cache=bool(self.drop_cache),
             form=form,
         )

@@ -1,14 +1,15 @@
 """The stream behind the page: once a second one message, encoded once, however many watch.
 
 A viewer that begins, or that has read too slowly to follow, gets everything; the others get what has changed. Because a
-viewer only remembers which message it has seen, it costs the router no memory; one that reads nothing is cut off by
-router/api/http/connection.py. While nobody watches, only the curves go on.
+viewer only remembers which message it has seen, it costs the router no memory. Places are few: a viewer that reads
+nothing, or else has watched longest, leaves for who comes. While nobody watches, only the curves go on.
 """
 
 import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ INTERVAL_S: Final = 1.0
 PLANNER_S: Final = 2.0  # between two questions to the planner
 KEPT: Final = 8  # messages that a slow viewer may be behind
 MAX_VIEWERS: Final = 32
+SETTLED_S: Final = 60.0  # for which a viewer keeps its place, if it reads
 MAX_PAIRS: Final = 200  # of workers with transfers, in one message
 
 Transfer = tuple[str, str, str, int, int]
@@ -53,6 +55,13 @@ class Update(Struct, omit_defaults=True):
     about: dict[str, Any] | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Viewer:
+    drop: Callable[[], object]  # closes its connection
+    seen: int  # number of the last message
+    since_s: float
+
+
 class Feed:
     def __init__(
         self,
@@ -75,7 +84,7 @@ class Feed:
         self._planner = planner
         self._history = History()
         self._decided_s = 0.0  # time of the last decision that was told
-        self._viewers = 0
+        self._viewers: list[_Viewer] = []  # the longest here first
         self._number = 0  # of the last message
         self._kept: deque[bytes] = deque(maxlen=KEPT)
         self._whole = b""  # all that is known at the last message; empty: nobody has asked for it
@@ -99,21 +108,37 @@ class Feed:
 
     @property
     def full(self) -> bool:
-        return self._viewers >= MAX_VIEWERS
+        return len(self._viewers) >= MAX_VIEWERS
 
-    async def messages(self) -> AsyncGenerator[bytes, None]:
-        """For one viewer: first all that is known, then what is new. Ends when the router does."""
-        self._viewers += 1
+    def make_room(self) -> bool:
+        """Drops one viewer; False: all of them read, and have come just now."""
+        if not self._viewers:
+            return False
+        last = min(self._viewers, key=lambda viewer: viewer.seen)
+        if self._number - last.seen <= KEPT:
+            last = self._viewers[0]
+            if time.monotonic() < last.since_s + SETTLED_S:
+                return False
+        self._viewers.remove(last)
+        last.drop()
+        return True
+
+    async def messages(self, drop: Callable[[], object] = lambda: None) -> AsyncGenerator[bytes, None]:
+        """For one viewer: first all that is known, then what is new. Ends when the router does. `drop` closes the
+        viewer's connection."""
+        viewer = _Viewer(drop, self._number - KEPT, time.monotonic())
+        self._viewers.append(viewer)
         try:
-            seen, told = self._number - KEPT, self._told
+            told = self._told
             while True:
                 await told.wait()
                 if self._closed:
                     return
-                missed, seen, told = self._number - seen, self._number, self._told
+                missed, viewer.seen, told = self._number - viewer.seen, self._number, self._told
                 yield self._everything() if missed > KEPT else b"".join(list(self._kept)[-missed:])
         finally:
-            self._viewers -= 1
+            if viewer in self._viewers:
+                self._viewers.remove(viewer)
 
     async def _repeat(self, interval_s: float, step: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -130,7 +155,7 @@ class Feed:
             self._planner.last = None
 
     async def _tick(self) -> None:
-        watched = self._viewers > 0  # who comes from here on waits for the next message
+        watched = bool(self._viewers)  # who comes from here on waits for the next message
         changed, gone = await self._workers.changes() if watched else ([], [])
         transfers = self._transfers()
         queue, now_s = self._queue.view(), time.time()

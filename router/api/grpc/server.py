@@ -37,7 +37,7 @@ from router.api.grpc.messages import (
     prompt_of,
 )
 from router.api.grpc.receiving import Receiving
-from router.api.http.openai_fields import session_keep_s
+from router.api.http.openai_fields import longest_keep_s, session_keep_s
 from router.api.prompts.logprobs import check_call
 from router.api.validation import IN_PLACE_BYTES, Prompt, make_request_id, validate
 from router.requests.fan_out import pieces_of
@@ -168,7 +168,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 model=request.model,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                keep_cache_s=max(request.keep_cache_s, session_keep_s(request.prompt_cache_key)),
+                keep_cache_s=longest_keep_s(request.keep_cache_s, session_keep_s(request.prompt_cache_key)),
                 drop_cache=request.drop_cache,
                 timeout_s=context.time_remaining(),
             )

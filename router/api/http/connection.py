@@ -33,6 +33,7 @@ BODY: Final = "body"
 NOTHING: Final = ""  # the request is complete, and no byte of another one has come
 
 KNOWN: Final = "baton.known"  # in the scope of a request that has shown a key, or needs none
+DROP: Final = "baton.drop"  # in every scope: closes the connection at once
 PATIENCE_S: Final = 5.0  # for what a known client has begun to send, when places run short
 
 Worth = tuple[int, float]
@@ -192,6 +193,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._serving = cycle
+        cast(dict[str, Any], cycle.scope)[DROP] = self.drop
         served: Any = app if cycle.scope["http_version"] != "1.0" else without_chunks(app, cycle)
         served = self._until_half_closed(served, cycle)
         super()._start_asgi_task(cycle, served)

@@ -170,6 +170,13 @@ def session_keep_s(key: str | None) -> float:
     return SESSION_KEEP_S if key else 0.0
 
 
+def longest_keep_s(keep_cache_s: float | None, *others: float) -> float:
+    """For how long the prompt shall stay cached; `others`: as other fields ask for it. A `keep_cache_s` that is below
+    0, or NaN, goes before them, for `validate` to refuse."""
+    own_s = keep_cache_s or 0.0
+    return max((own_s, *others)) if own_s >= 0 else own_s
+
+
 class TextPiece(Protocol):
     """A part of a content in any of the protocols."""
 

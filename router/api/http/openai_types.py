@@ -19,6 +19,7 @@ from router.api.http.openai_fields import (
     NamedFields,
     StreamOptions,
     TextPart,
+    longest_keep_s,
     retention_s,
     session_keep_s,
 )
@@ -80,7 +81,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     def keep_s(self) -> float:
         """For how long the prompts shall stay cached. Raises InvalidRequestError."""
         retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
-        return max(self.keep_cache_s or 0.0, retention, session_keep_s(self.prompt_cache_key))
+        return longest_keep_s(self.keep_cache_s, retention, session_keep_s(self.prompt_cache_key))
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
@@ -122,7 +123,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     def keep_s(self) -> float:
         marks = (message.keep_s(f"messages[{i}]") for i, message in enumerate(self.messages))
         options = 0.0 if self.prompt_cache_options is None else self.prompt_cache_options.keep_s()
-        return max((super().keep_s, options, *marks))
+        return longest_keep_s(super().keep_s, options, *marks)
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         if self.echo:

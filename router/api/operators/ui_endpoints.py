@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from router.api.http.connection import DROP
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import json_response
@@ -53,7 +54,9 @@ class UiEndpoints:
         return _refusal(404, "this request is not remembered") if story is None else json_response(story)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._guard.refusal(Request(scope)) or (_refusal(503, BUSY) if self._feed.full else None)
+        refusal = self._guard.refusal(Request(scope))
+        if refusal is None and self._feed.full and not self._feed.make_room():
+            refusal = _refusal(503, BUSY)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -61,7 +64,7 @@ class UiEndpoints:
         async def write() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": ENCODED_HEADERS})
             if scope["method"] != "HEAD":  # which would keep a viewer's place and its connection, and read nothing
-                async with aclosing(self._feed.messages()) as messages:
+                async with aclosing(self._feed.messages(scope.get(DROP, lambda: None))) as messages:
                     async for data in messages:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -3,6 +3,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -146,6 +147,26 @@ async def test_the_number_of_viewers_is_bounded_and_their_leaving_makes_room(cro
     assert crowd.feed.full
     await viewers[0].aclose()
     assert not crowd.feed.full
+    for viewer in viewers:
+        await viewer.aclose()
+
+
+async def test_who_comes_takes_the_place_of_who_reads_nothing_or_else_of_who_came_first(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[int] = []
+    viewers = [crowd.feed.messages(partial(dropped.append, number)) for number in range(MAX_VIEWERS)]
+    await asyncio.gather(*(following(viewer) for viewer in viewers))
+    assert (crowd.feed.make_room(), dropped) == (False, []), "all read, and have come just now"
+    for _ in range(KEPT + 1):
+        reading = [asyncio.create_task(anext(viewer)) for viewer in viewers if viewer is not viewers[7]]
+        await asyncio.sleep(0)
+        await crowd.feed._tick()
+        await asyncio.gather(*reading)
+    assert (crowd.feed.make_room(), dropped, crowd.feed.full) == (True, [7], False)
+    assert crowd.feed.make_room() is False
+    monkeypatch.setattr(feed_module, "SETTLED_S", 0.0)
+    assert (crowd.feed.make_room(), dropped) == (True, [7, 0])
     for viewer in viewers:
         await viewer.aclose()
 

@@ -91,6 +91,7 @@ def marked(ttl: str | None) -> dict[str, Any]:
     [
         ({}, 0),
         ({"keep_cache_s": 7.5}, 7.5),
+        ({"keep_cache_s": -1, "prompt_cache_retention": "24h"}, -1),
         ({"prompt_cache_retention": "in_memory"}, 0),
         ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, 86400),
         ({"prompt_cache_key": "session-7"}, 300),

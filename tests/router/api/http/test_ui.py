@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator
@@ -114,6 +115,25 @@ async def test_one_viewer_too_many_is_told_so(tiny_model: Path, monkeypatch: pyt
         answer = await http.get("/ui/events", headers=bearer(OPERATOR))
     assert answer.status_code == 503
     assert "viewers" in answer.json()["error"]["message"]
+
+
+async def test_a_viewer_who_reads_nothing_loses_its_connection_to_who_comes(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "MAX_VIEWERS", 1)
+    monkeypatch.setattr(feed_module, "SETTLED_S", 0.0)
+    crowd = Crowd(1, 1)
+    async with serving(tiny_model, crowd) as http:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+        writer.write(f"GET /ui/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OPERATOR}\r\n\r\n".encode())
+        await asyncio.wait_for(reader.readuntil(b"text/event-stream"), 60)
+        while not crowd.feed.full:
+            await asyncio.sleep(0.01)
+        async with http.stream("GET", "/ui/events", headers=bearer(OPERATOR)) as answer:
+            assert answer.status_code == 200
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 60)
+        writer.close()
 
 
 async def test_an_unknown_request_is_not_found_and_a_known_one_is_told(tiny_model: Path) -> None:
