@@ -15,6 +15,8 @@ import structlog
 from baton_proto.worker import UpdateReport, UpdateRequest
 from engine.core.engine import Engine
 from engine.tiers.disk_kv import fingerprint
+from runtime.checkpoint.served_model import served_model
+from runtime.config.serving import ServingConfig
 from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
 from worker.sleep import Sleeper, forget_prefixes
@@ -69,6 +71,8 @@ class WeightsUpdater:
 
     async def _opened(self, folder: Path) -> "Checkpoint":
         """Raises ModelError."""
+        if not await asyncio.to_thread(_may_come_from, folder, self._runtime.config):
+            raise ModelError(str(folder), "lies in none of workers.weights_folders, which new weights may come from")
         if not folder.is_absolute() or not await asyncio.to_thread(folder.is_dir):
             raise ModelError(str(folder), "is no absolute path of a folder on this worker's machine")
         return await asyncio.to_thread(self._runtime.assembly.memory.opened, folder)
@@ -117,3 +121,13 @@ class WeightsUpdater:
         async with self._sleeper.turn:
             log.warning("weights not updated: nobody said load")
             await self._serve_on()
+
+
+def _may_come_from(folder: Path, config: ServingConfig) -> bool:
+    """Whether the folder, wherever its links lead, lies in one that the configuration names, or else in that of the
+    served model."""
+    named = [Path(each).expanduser() for each in config.workers.weights_folders]
+    if not named:
+        model = Path(config.model).expanduser()
+        named = [served_model(config).folder.parent, *([model.parent] if model.exists() else [])]
+    return not folder.is_absolute() or any(folder.resolve().is_relative_to(each.resolve()) for each in named)

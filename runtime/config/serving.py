@@ -263,7 +263,7 @@ PATH_KEYS = {
     "nats": ("store_dir", "credentials_file", "token_file"),
     "planner": ("journal",),
     "workers": ("python",),
-    "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file"),
+    "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file", "operator_key_file"),
 }
 
 
@@ -309,6 +309,7 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
     for worker in data["external_workers"]:
         if worker["api_key_file"] is not None:
             worker["api_key_file"] = _absolute(worker["api_key_file"])
+    data["workers"]["weights_folders"] = [_absolute(folder) for folder in config.workers.weights_folders]
     if Path(config.model).expanduser().exists():
         data["model"] = _absolute(config.model)
     if config.router.generation_config not in GENERATION_CONFIGS:

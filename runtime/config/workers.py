@@ -28,6 +28,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
     gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often; 0: with every step
     gather_events_ms: Weight = 20.0  # KV events leave at most so often
+    weights_folders: tuple[Text, ...] = ()  # that new weights may come from; (): the folder that `model` lies in
     ready_timeout_s: Seconds = 60.0
     drain_timeout_s: Seconds = 30.0
 

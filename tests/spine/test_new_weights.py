@@ -69,6 +69,9 @@ async def test_a_service_answers_as_one_that_was_started_with_the_new_weights(tm
         other = write_tiny_model(tmp_path / "other", rope_theta=5e5)
         assert "config.json says rope_theta 500000.0, and 10000.0 is served" in await refusal(service, other)
         assert "is no absolute path of a folder" in await refusal(service, tmp_path / "missing")
+        (tmp_path / "link").symlink_to("/etc")
+        for strange in (Path("/etc"), Path("/nowhere"), tmp_path / ".." / "other", tmp_path / "link"):
+            assert "lies in none of workers.weights_folders" in await refusal(service, strange)
         await answers_are_of(old, service, "prefill-1")
 
         command = [sys.executable, "-m", "baton", "update-weights", "--all", "--model", str(new), "--json"]
