@@ -3,7 +3,7 @@
 import hmac
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -27,9 +27,11 @@ from baton_proto.planner_control import (
     prove,
 )
 from planner.acting.hand import Hand
+from planner.journal import Line, Ordered
 from planner.loop import PlannerLoop
 from planner.policy.observation import counts, gpus_of_role
 from runtime.errors import InvalidRequestError
+from runtime.security.callers import key_name
 from runtime.security.keys import OPERATOR_REMEDY
 from runtime.security.secret import Secret
 
@@ -41,11 +43,20 @@ log = structlog.get_logger()
 class Control:
     """`operators`: keys, one of which an order has to prove; without any, all orders are taken."""
 
-    def __init__(self, loop: PlannerLoop, hand: Hand, metrics_address: str, operators: Sequence[Secret] = ()) -> None:
+    def __init__(
+        self,
+        loop: PlannerLoop,
+        hand: Hand,
+        metrics_address: str,
+        operators: Sequence[Secret] = (),
+        write: Callable[[Line], None] = lambda line: None,
+    ) -> None:
+        """`write` puts a line into the journal."""
         self._loop = loop
         self._hand = hand
         self._metrics_address = metrics_address
         self._operators = operators
+        self._write = write
         self._challenge = secrets.token_hex(16)
 
     async def answer(self, data: bytes) -> bytes:
@@ -81,10 +92,14 @@ class Control:
     def _check_key(self, order: Scale | Release | Order, proof: str) -> None:
         """Raises InvalidRequestError. A proof is taken once."""
         proofs = [prove(key.reveal(), self._challenge, order) for key in self._operators]
-        if proofs and not any(hmac.compare_digest(one.encode(), proof.encode()) for one in proofs):
+        right = [hmac.compare_digest(one.encode(), proof.encode()) for one in proofs]
+        if proofs and not any(right):
             wrong = "this is not the operator key, or another order came first"
             raise InvalidRequestError("planner", (wrong if proof else "the operator key is missing") + OPERATOR_REMEDY)
         self._challenge = secrets.token_hex(16)
+        by = key_name(self._operators[right.index(True)]) if proofs else ""
+        log.info("an operator orders", order=type(order).__name__, by=by)
+        self._write(Ordered(time.time(), order, by))
 
     def _check_limits(self, wanted: dict[Role, int]) -> None:
         """Raises InvalidRequestError for counts that the planner's guards would change."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, Observation, Role, Target, Verb
+from baton_proto.planner_control import Order, Release, Scale
 from baton_proto.version import check_major
 from runtime.errors import ConfigError
 from runtime.own_files import open_file
@@ -41,7 +42,15 @@ class EffectEnded(Struct, frozen=True, tag="effect"):
     error: str = ""  # empty: it succeeded
 
 
-Line = Started | Decided | EffectEnded
+class Ordered(Struct, frozen=True, tag="ordered"):
+    """What an operator has ordered, and with which key."""
+
+    time_s: float
+    order: Scale | Release | Order
+    by: str
+
+
+Line = Started | Decided | EffectEnded | Ordered
 
 _encoder = msgspec.json.Encoder()
 _decode = decoder(Line, json=True)

@@ -99,7 +99,7 @@ class PlannerService:
                 write=self._write,
                 save=partial(self._store.save, KEY),
             )
-            control = Control(loop, hand, metrics_address, self._operators)
+            control = Control(loop, hand, metrics_address, self._operators, self._write)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
             closing.push_async_callback(self._nats.unsubscribe, subscription)
             on_ready(metrics_address)

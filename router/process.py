@@ -78,6 +78,7 @@ from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_fil
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.serving import print_ready, stop_signal
+from runtime.security.failed_logins import FailedLogins
 from runtime.security.keys import Keys, check_callers, check_reach, load_keys
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
@@ -118,7 +119,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
-        guard = OperatorsGuard(keys.operator)
+        logins = parts.metrics.logins
+        guard = OperatorsGuard(keys.operator, logins)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
         dialects, dialect_routes = _dialects(config, frontend)
@@ -136,8 +138,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
             dialects,
             None if traces is None else partial(over_http, traces),
             WebPages(config.router.host, config.router.cors_origins, keys.api is not None, config.security.insecure),
+            logins,
         )
-        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, closing)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, logins, closing)
         if page is not None:
             await page[0].start()
             closing.push_async_callback(page[0].close)
@@ -317,13 +320,14 @@ async def _open_apis(
     questions: Questions,
     app: ASGIApp,
     traces: Traces | None,
+    logins: FailedLogins,
     closing: AsyncExitStack,
 ) -> dict[str, str]:
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
     host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places(config)
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()

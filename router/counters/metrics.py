@@ -22,6 +22,7 @@ from runtime.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from runtime.security.failed_logins import FailedLogins
 from runtime.telemetry.metrics import Distribution, ProcessMetrics, Read
 
 LATENCY_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -65,6 +66,7 @@ class RouterMetrics(ProcessMetrics):
         self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
         self.recent = Recent()
+        self.logins = FailedLogins()
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
         self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
@@ -114,6 +116,7 @@ class RouterMetrics(ProcessMetrics):
         counter("prompt_tokens", "Prompt tokens of ended requests", lambda: self.prompt_tokens)
         counter("cached_tokens", "Prompt tokens that no worker had to compute", lambda: self.cached_tokens)
         counter("output_tokens", "Output tokens of ended requests", lambda: self.output_tokens)
+        counter("failed_logins", "Calls that showed a wrong key", self.logins.counts.items, "api", "key")
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Distribution:

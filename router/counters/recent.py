@@ -60,6 +60,7 @@ class RecentRequest:
     choices: list[Service] = field(default_factory=list)
     outcome: str = ""  # a value of OUTCOMES; empty: it runs
     ended_s: float = 0.0
+    key: str = ""  # the name of the key that its caller has shown; empty: none is asked for
 
 
 class Recent:

@@ -115,8 +115,9 @@ class RequestTally(RecentRequest):
 
     __slots__ = ("_metrics",)
 
-    def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int) -> None:
-        super().__init__(request_id, prompt_tokens, time.monotonic())
+    def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int, key: str = "") -> None:
+        """`key`: the name of the caller's."""
+        super().__init__(request_id, prompt_tokens, time.monotonic(), key=key)
         self._metrics = metrics
         metrics.recent.requests.append(self)
         if metrics.recent.on_request is not None:
@@ -157,4 +158,5 @@ class RequestTally(RecentRequest):
             duration_ms=round(duration_s * 1000, 1),
             decode=[choice.decode_worker for choice in self.choices],
             prefill=[choice.prefill_worker for choice in self.choices],
+            **({"by": self.key} if self.key else {}),
         )

@@ -49,7 +49,8 @@ class Generator:
 
         Raises OverloadedError, UnavailableError, DeadlineError, InvalidRequestError (no worker is large enough).
         """
-        with RequestTally(self._parts.metrics, request.request_id, len(request.prompt)) as tally:
+        key = "" if request.account is None else request.account.key
+        with RequestTally(self._parts.metrics, request.request_id, len(request.prompt), key) as tally:
             if self._draining:
                 raise UnavailableError("the router is draining and takes no new requests")
             admitted = self._parts.queue.admit(request.priority, request.tenant, request.deadline_s)

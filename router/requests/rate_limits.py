@@ -40,6 +40,7 @@ class Account:
 
     def __init__(self, caller: Caller, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self.key = caller.key
         self._requests, self._tokens = (
             None if per_minute is None else Bucket(per_minute, clock())
             for per_minute in (caller.requests_per_minute, caller.tokens_per_minute)

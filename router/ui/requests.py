@@ -28,6 +28,7 @@ class RequestLine(Struct, frozen=True, array_like=True):
     ttft_ms: float | None
     duration_ms: float | None  # None: it runs
     outcome: str
+    key: str  # the name of its caller's; empty: none is asked for
 
 
 class RequestViews:
@@ -68,6 +69,7 @@ class RequestViews:
             _ms(first.first_s - request.arrived_s) if first.output_tokens else None,
             _ms(request.ended_s - request.arrived_s) if request.outcome else None,
             request.outcome,
+            request.key,
         )
 
 

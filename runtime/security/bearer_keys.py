@@ -9,7 +9,7 @@ from typing import Self
 import structlog
 
 from runtime.errors import ConfigError
-from runtime.security.callers import ANYONE, Caller, read_callers
+from runtime.security.callers import Caller, key_name, read_callers
 from runtime.security.secret import Secret, state_of
 
 RELOAD_S = 2.0
@@ -30,8 +30,8 @@ class BearerKeys:
 
     @classmethod
     def plain(cls, keys: Sequence[Secret]) -> Self:
-        """Keys whose callers do not matter."""
-        return cls([(key, ANYONE) for key in keys])
+        """Keys that say nothing of their callers."""
+        return cls([(key, Caller("", key=key_name(key))) for key in keys])
 
     def accepts(self, authorization: bytes) -> bool:
         return self.caller(authorization) is not None

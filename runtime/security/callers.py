@@ -21,6 +21,7 @@ class Caller(Struct, frozen=True, forbid_unknown_fields=True):
     max_priority: Priority | None = None
     requests_per_minute: PerMinute | None = None
     tokens_per_minute: PerMinute | None = None  # of prompts and answers
+    key: str = ""  # its name in logs; no setting of a line
 
 
 ANYONE = Caller("")
@@ -39,13 +40,13 @@ def parse_callers(text: str, where: str, min_length: int = 1) -> list[tuple[Secr
     keys = parse_secrets("\n".join("".join(words[:1]) for words in lines), where, min_length)
     callers = [_caller(words[1:], where, f"line {number}") for number, words in enumerate(lines, 1) if words]
     return [
-        (key, caller if caller.tenant else msgspec.structs.replace(caller, tenant=_own_tenant(key)))
+        (key, msgspec.structs.replace(caller, tenant=caller.tenant or key_name(key), key=key_name(key)))
         for key, caller in zip(keys, callers, strict=True)
     ]
 
 
 def _caller(settings: list[str], where: str, line: str) -> Caller:
-    known = Caller.__struct_fields__
+    known = [name for name in Caller.__struct_fields__ if name != "key"]
     given = [setting.partition("=") for setting in settings]
     values = {name: value for name, _, value in given}
     if len(values) < len(given) or not values.keys() <= {*known}:
@@ -57,5 +58,6 @@ def _caller(settings: list[str], where: str, line: str) -> Caller:
         raise ConfigError(where, f"{line}: {error}") from error
 
 
-def _own_tenant(key: Secret) -> str:
+def key_name(key: Secret) -> str:
+    """By which logs tell keys apart; nobody finds a key by it."""
     return f"key-{hashlib.sha256(key.reveal().encode()).hexdigest()[:16]}"

@@ -1,11 +1,14 @@
 """Keys on gRPC: `authorization: Bearer KEY` in a call's metadata, checked before the request is read."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 
 from runtime.security.bearer_keys import BearerKeys, bearer
+from runtime.security.failed_logins import FailedLogins
 from runtime.security.secret import Secret
 
 HEADER: Final = "authorization"
@@ -36,12 +39,20 @@ def metadata(key: Secret | None) -> Metadata:
 
 class RequireBearer(grpc.aio.ServerInterceptor):
     """Calls of methods below `prefix` without one of the keys end with UNAUTHENTICATED, except methods below a prefix
-    in `open_to_all`. `what`: the name of the keys in messages. `remedy`: where a caller gets one, in words."""
+    in `open_to_all`. `what`: the name of the keys in messages. `remedy`: where a caller gets one, in words. `logins` is
+    told of wrong keys."""
 
     def __init__(
-        self, keys: BearerKeys, what: str, open_to_all: tuple[str, ...] = (), prefix: str = "/", remedy: str = ""
+        self,
+        keys: BearerKeys,
+        what: str,
+        open_to_all: tuple[str, ...] = (),
+        prefix: str = "/",
+        remedy: str = "",
+        logins: FailedLogins | None = None,
     ) -> None:
         self._keys = keys
+        self._logins = logins or FailedLogins()
         self._what = what
         self._open_to_all = open_to_all
         self._prefix = prefix
@@ -58,8 +69,15 @@ class RequireBearer(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         given = any(name == HEADER for name, _ in context.invocation_metadata() or ())
+        if given:
+            await asyncio.sleep(self._logins.failed("grpc", self._what, _address(context.peer())))
         problem = f"this is not the {self._what}" if given else f"the {self._what} is missing"
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{problem} (metadata {HEADER}: Bearer KEY){self._remedy}")
+
+
+def _address(peer: str) -> str:
+    """The address in `ipv4:127.0.0.1:80` or `ipv6:%5B::1%5D:80`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _shown(details: grpc.HandlerCallDetails) -> bytes:

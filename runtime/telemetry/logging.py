@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from runtime.config.serving import LoggingConfig
-from runtime.telemetry.sparing import SparingFilter
+from runtime.sparing import SparingFilter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 # Their information matters at debug level only.

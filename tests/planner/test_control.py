@@ -13,12 +13,14 @@ from baton_proto.planner_control import MAJOR, Order, Question, Release, Scale, 
 from planner.acting.hand import Hand
 from planner.acting.memory_store import MemoryStore
 from planner.control import Control
+from planner.journal import Line, Ordered
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 from runtime.calls.planner import ask_plan, tell_planner
 from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import planner_subject
+from runtime.security.callers import key_name
 from runtime.security.secret import Secret
 from tests.planner.observations import observation, workers
 from tests.planner.test_loop import CONFIG, Processes
@@ -34,6 +36,7 @@ class Desk:
     loop: PlannerLoop
     hand: Hand
     processes: Processes
+    lines: list[Line]  # of the journal
 
 
 @asynccontextmanager
@@ -49,9 +52,11 @@ async def desk_at(
         return observation(0.0, list(processes.workers.values()), holds=hand.holds())
 
     loop = PlannerLoop(CONFIG, Planner(CONFIG), observe, processes)
-    await nats.answer(planner_subject(nats.namespace), Control(loop, hand, "127.0.0.1:9", operators).answer)
+    lines: list[Line] = []
+    control = Control(loop, hand, "127.0.0.1:9", operators, lines.append)
+    await nats.answer(planner_subject(nats.namespace), control.answer)
     try:
-        yield Desk(nats, loop, hand, processes)
+        yield Desk(nats, loop, hand, processes, lines)
     finally:
         await loop.effects.close()
         await nats.close()
@@ -122,6 +127,8 @@ async def test_an_order_needs_an_operator_key_and_its_proof_is_taken_once(nats_s
             answer = await desk.nats.request(planner_subject(desk.nats.namespace), stolen, TIMEOUT_S)
             assert b'"refused"' in answer
         assert desk.hand.holds() == Holds(None, 3)
+        orders = [(line.order, line.by) for line in desk.lines if isinstance(line, Ordered)]
+        assert orders == [(Scale(decode=n), key_name(keys[n % 2 - 1])) for n in (1, 2, 3)], "the journal has who"
 
 
 async def test_a_flip_by_hand_sets_the_counts_that_come_of_it(nats_server: NatsServer) -> None:

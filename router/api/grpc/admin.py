@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
+from router.api.grpc.calling import metadata
 from router.api.grpc.errors import status_of
 from router.api.grpc.messages import prompt_field_of, prompt_of
 from router.api.sampling_options import check_range
@@ -24,6 +26,9 @@ from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
 from runtime.errors import BatonError, UnavailableError, shown
+from runtime.security.callers import key_name
+from runtime.security.grpc_bearer import HEADER
+from runtime.security.secret import Secret
 
 DIFF_TIMEOUT_S = 60.0  # for a caller that names no deadline
 MAX_LEVEL = 2  # of sleep; 0 stands for 1
@@ -33,6 +38,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 T = TypeVar("T")
 StatusSource = Callable[[], Awaitable[pb.StatusResponse]]
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,9 @@ class AdminService(pb_grpc.AdminServicer):
 async def _done(ask: Callable[[R], Awaitable[T]], request: R, context: Context) -> T:
     """Aborts with INVALID_ARGUMENT for a number that makes no sense, and with FAILED_PRECONDITION and the worker's
     reason when the worker refused."""
+    key = Secret((metadata(context, HEADER) or "").partition(" ")[2].strip())
+    what = type(request).__name__.removesuffix("Request")
+    log.info("an operator asks", what=what, query=str(request)[:200].replace("\n", " "), by=key_name(key))
     try:
         check_range("level", getattr(request, "level", None), 0, MAX_LEVEL)
         check_range("timeout_s", getattr(request, "timeout_s", None), 0.0, MAX_TIMEOUT_S)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import structlog
 
-from runtime.telemetry.sparing import Sparing
+from runtime.sparing import Sparing
 
 LOOK_S: Final = 0.25
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to

@@ -16,7 +16,7 @@ from runtime.errors import (
     UnknownModelError,
     WorkerLostError,
 )
-from runtime.telemetry.sparing import Sparing
+from runtime.sparing import Sparing
 
 RETRY_AFTER = "retry-after-ms"
 

@@ -45,6 +45,7 @@ from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
+from runtime.security.failed_logins import FailedLogins
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
 from runtime.security.keys import OPERATOR_REMEDY
@@ -74,8 +75,10 @@ class GrpcApi:
         operators: Sequence[Secret] = (),
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connections: int = MAX_CONNECTIONS,
+        logins: FailedLogins | None = None,
     ) -> None:
-        """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those."""
+        """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those. `logins` is told
+        of wrong keys."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
@@ -86,13 +89,15 @@ class GrpcApi:
         size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
         receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
-            RequireBearer(BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY),
+            RequireBearer(
+                BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY, logins=logins
+            ),
             DecodeRequests(FILES, frontend.lane, receiving, self._connections, self._calls.enter_tenant),
         ]
         alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
         elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
         if keys is not None:
-            guards.insert(0, RequireBearer(keys, "API key", open_to_all=tuple(elsewhere)))
+            guards.insert(0, RequireBearer(keys, "API key", tuple(elsewhere), logins=logins))
         guards += innermost
         places = ("grpc.max_allowed_incoming_connections", max_connections)
         options = [("grpc.so_reuseport", 0), size_limit, places, *SERVER_OPTIONS]

@@ -1,5 +1,6 @@
 """The router's HTTP application: the OpenAI-compatible API, health and metrics."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +18,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.http.connection import KNOWN
 from router.api.http.dialect import Dialect
-from router.api.http.errors import ErrorForm, error_response, on_http_exception, openai_form, unauthorized
+from router.api.http.errors import (
+    API_KEY,
+    ErrorForm,
+    client_of,
+    error_response,
+    on_http_exception,
+    openai_form,
+    unauthorized,
+)
 from router.api.http.generation import CALLER, REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.json_response import json_response
 from router.api.http.openai_answer import OpenAIDialect
@@ -30,6 +39,7 @@ from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE
+from runtime.security.failed_logins import FailedLogins
 
 OPEN_PATHS = ("/health", "/ready", "/ping")  # for whoever checks that the router lives, without a key
 
@@ -53,12 +63,13 @@ def create_app(
     dialects: Mapping[str, Dialect] = NO_DIALECTS,
     around: Around | None = None,
     pages: WebPages | None = None,
+    logins: FailedLogins | None = None,
 ) -> ASGIApp:
     """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `cors_origins`: of web pages that browsers let call this API. `dialects`: path -> what is said there, besides
     OpenAI's chats and completions. `around` is put around the endpoint of each path where text is asked for. `pages`
-    says what web pages may ask; None: all.
+    says what web pages may ask; None: all. `logins` is told of wrong keys.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
@@ -96,7 +107,7 @@ def create_app(
         await (endpoint or others)(scope, receive, send)
 
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
-    guarded = app if keys is None else _guarded(app, keys, unguarded, form_at)
+    guarded = app if keys is None else _guarded(app, keys, unguarded, form_at, logins or FailedLogins())
     told = guarded if not cors_origins else _from_web_pages(guarded, cors_origins)
     return told if pages is None else pages.around(told, form_at)
 
@@ -106,7 +117,13 @@ def _form_at(dialects: Mapping[str, Dialect], path: str) -> ErrorForm:
     return next((spoken.error for begin, spoken in dialects.items() if path.startswith(begin)), openai_form)
 
 
-def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], form_at: Callable[[str], ErrorForm]) -> ASGIApp:
+def _guarded(
+    app: ASGIApp,
+    keys: BearerKeys,
+    unguarded: Sequence[str],
+    form_at: Callable[[str], ErrorForm],
+    logins: FailedLogins,
+) -> ASGIApp:
     """`unguarded`: paths, and beginnings of paths that end with a slash."""
     prefixes = tuple(path for path in unguarded if path.endswith("/"))
 
@@ -119,6 +136,8 @@ def _guarded(app: ASGIApp, keys: BearerKeys, unguarded: Sequence[str], form_at: 
                 scope[KNOWN] = True
             await app(scope, receive, send)
         else:
+            if shown is not None:
+                await asyncio.sleep(logins.failed("http", API_KEY, client_of(scope)))
             await unauthorized(given=shown is not None, form=form_at(scope["path"]))(scope, receive, send)
 
     return guarded

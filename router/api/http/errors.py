@@ -8,6 +8,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from router.api.http.json_response import json_response
 from runtime.errors import (
@@ -22,8 +23,9 @@ from runtime.errors import (
     UnknownModelError,
     WorkerLostError,
 )
-from runtime.telemetry.sparing import Sparing
+from runtime.sparing import Sparing
 
+API_KEY, OPERATOR_KEY = "API key", "operator key"
 REFUSAL_LINES = 600  # a minute
 
 log = structlog.get_logger()
@@ -81,7 +83,12 @@ def error_response(error: Exception, request_id: str, form: ErrorForm = openai_f
     return json_response(form(status, described, request_id), status, headers)
 
 
-def unauthorized(given: bool, key: str = "API key", form: ErrorForm = openai_form) -> Response:
+def client_of(scope: Scope) -> str:
+    """The address that a request comes from."""
+    return str((scope.get("client") or ("unknown",))[0])
+
+
+def unauthorized(given: bool, key: str = API_KEY, form: ErrorForm = openai_form) -> Response:
     """`given`: the request had a key, which is not one of this service's. `key`: what kind is asked for."""
     problem = f"this is not the {key} of this service" if given else f"the {key} is missing"
     code = f"invalid_{key.lower().replace(' ', '_')}"

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from router.api.http.connection import HEAD_TIMEOUT_S, Connection
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
-from runtime.telemetry.sparing import Sparing
+from runtime.sparing import Sparing
 
 log = structlog.get_logger()
 spare = Sparing(lines=2)

@@ -1,16 +1,21 @@
 """Who may call what operators call over HTTP."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api.http.connection import KNOWN
-from router.api.http.errors import error_response, unauthorized
+from router.api.http.errors import OPERATOR_KEY, client_of, error_response, unauthorized
 from router.api.validation import make_request_id
 from runtime.errors import BatonError
 from runtime.security.bearer_keys import BearerKeys
+from runtime.security.failed_logins import FailedLogins
 from runtime.security.secret import Secret
+
+log = structlog.get_logger()
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -18,22 +23,28 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class OperatorsGuard:
     """Asks for one of the operators' keys, as `baton.v1.Admin` does."""
 
-    def __init__(self, operators: Sequence[Secret]) -> None:
+    def __init__(self, operators: Sequence[Secret], logins: FailedLogins | None = None) -> None:
         self._keys = BearerKeys.plain(operators)
+        self._logins = logins or FailedLogins()
 
-    def refusal(self, http: Request) -> Response | None:
-        """None: the caller may go on."""
+    async def refusal(self, http: Request) -> Response | None:
+        """None: the caller may go on. What changes something is logged with the caller's key."""
         shown = http.headers.get("authorization")
-        if self._keys.accepts((shown or "").encode("latin-1")):
+        caller = self._keys.caller((shown or "").encode("latin-1"))
+        if caller is not None:
             http.scope[KNOWN] = True
+            if http.method == "POST":
+                log.info("an operator asks", what=http.url.path, query=http.url.query[:200], by=caller.key)
             return None
-        return unauthorized(shown is not None, "operator key")
+        if shown is not None:
+            await asyncio.sleep(self._logins.failed("http", OPERATOR_KEY, client_of(http.scope)))
+        return unauthorized(shown is not None, OPERATOR_KEY)
 
     def guarded(self, answer: Endpoint) -> Endpoint:
         """The same endpoint behind the key. A BatonError of it becomes an answer."""
 
         async def endpoint(http: Request) -> Response:
-            if (refusal := self.refusal(http)) is not None:
+            if (refusal := await self.refusal(http)) is not None:
                 return refusal
             try:
                 return await answer(http)

@@ -54,7 +54,7 @@ class UiEndpoints:
         return _refusal(404, "this request is not remembered") if story is None else json_response(story)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._guard.refusal(Request(scope))
+        refusal = await self._guard.refusal(Request(scope))
         if refusal is None and self._feed.full and not self._feed.make_room():
             refusal = _refusal(503, BUSY)
         if refusal is not None:

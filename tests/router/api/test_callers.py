@@ -1,5 +1,6 @@
 """What the line of an API key allows, over both APIs."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
-from runtime.security.callers import parse_callers
+from runtime.security.callers import key_name, parse_callers
+from runtime.security.failed_logins import FailedLogins
+from runtime.security.secret import Secret
 from tests.router.http_client import COMPLETION
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -39,8 +42,13 @@ def frontend(generator: ScriptedGenerator) -> Frontend:
 
 
 @pytest.fixture
-async def http(frontend: Frontend) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(frontend, lambda: b"", keys=BearerKeys(parse_callers(LINES, "test")))
+def logins() -> FailedLogins:
+    return FailedLogins()
+
+
+@pytest.fixture
+async def http(frontend: Frontend, logins: FailedLogins) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(frontend, lambda: b"", keys=BearerKeys(parse_callers(LINES, "test")), logins=logins)
     async with (
         await serve_http(app, "127.0.0.1", 0) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
@@ -53,8 +61,8 @@ async def status() -> pb.StatusResponse:
 
 
 @pytest.fixture
-async def stub(frontend: Frontend) -> AsyncIterator[pb_grpc.InferenceStub]:
-    api = GrpcApi(frontend, make_questions(status), BearerKeys(parse_callers(LINES, "test")))
+async def stub(frontend: Frontend, logins: FailedLogins) -> AsyncIterator[pb_grpc.InferenceStub]:
+    api = GrpcApi(frontend, make_questions(status), BearerKeys(parse_callers(LINES, "test")), logins=logins)
     await api.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
         yield pb_grpc.InferenceStub(channel)
@@ -83,6 +91,18 @@ async def test_a_tenant_is_what_the_keys_line_says_whatever_the_request_says(
     own = tenants[-1]
     assert tenants == ["acme"] * 4 + ["", "", "mine", "mine"] + [own] * 4
     assert own not in ("", "mine", "acme")
+
+
+async def test_a_wrong_key_is_counted_and_a_request_says_whose_key_it_has_shown(
+    http: httpx.AsyncClient, stub: pb_grpc.InferenceStub, logins: FailedLogins, generator: ScriptedGenerator
+) -> None:
+    for key in ("acme", "wrong"):
+        await post(http, key)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await call(stub, key)
+    assert logins.counts == {("http", "API key"): 1, ("grpc", "API key"): 1}
+    accounts = [request.account for request in generator.requests]
+    assert [account and account.key for account in accounts] == [key_name(Secret("acme"))] * 2
 
 
 async def test_a_tenant_that_no_header_could_hold_is_refused(

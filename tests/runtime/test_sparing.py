@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from baton.service.child_process import environment
-from runtime.telemetry.sparing import MAX_KINDS, PERIOD_S, Sparing, SparingFilter
+from runtime.sparing import MAX_KINDS, PERIOD_S, Sparing, SparingFilter
 
 FLOOD = """
 import asyncio, sys
