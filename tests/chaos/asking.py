@@ -36,6 +36,7 @@ class Door:
     grpc: Client
     http: tuple[str, int]
     model: str
+    key: str = ""  # of the callers, where they need one
 
 
 Way = Callable[[Door, Ask, Outcome], Awaitable[None]]
@@ -96,7 +97,7 @@ async def _http(door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: s
         if leaves:
             outcome.end = "left"
         got = 0
-        async for data in _exchange(connection, body, outcome, slow):
+        async for data in _exchange(connection, door.key, body, outcome, slow):
             got += len(data)
             if leaves and got > what.after * 20:
                 outcome.end = "left"
@@ -124,13 +125,14 @@ def _take(outcome: Outcome, message: dict[str, Any], stream: bool) -> None:
 
 
 async def _exchange(
-    connection: socket.socket, body: dict[str, Any], outcome: Outcome, slow: bool
+    connection: socket.socket, key: str, body: dict[str, Any], outcome: Outcome, slow: bool
 ) -> AsyncIterator[bytes]:
     """The events of a stream, or the whole body. An error status becomes the outcome's code."""
     loop = asyncio.get_running_loop()
     data = json.dumps(body).encode()
     http = h11.Connection(h11.CLIENT)
     headers = [("host", "localhost"), ("content-type", "application/json"), ("content-length", str(len(data)))]
+    headers += [("authorization", f"Bearer {key}")] if key else []
     head = http.send(h11.Request(method="POST", target="/v1/completions", headers=headers))
     await loop.sock_sendall(connection, (head or b"") + (http.send(h11.Data(data)) or b""))
     http.send(h11.EndOfMessage())

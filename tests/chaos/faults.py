@@ -15,6 +15,8 @@ from functools import partial
 import nats.errors
 import psutil
 
+from tests.chaos.hostile.attacks import ATTACKS, Attack
+from tests.chaos.hostile.effect import attacked
 from tests.chaos.machine.disk import why_no_small_disk
 from tests.chaos.machine.hosts import Host, why_no_netem
 from tests.chaos.machine.limits import (
@@ -51,7 +53,7 @@ class Fault:
     odds: Odds
     effect: Effect
     needs: Callable[[], str] = nothing_needed
-    fits: Callable[[Scenario], bool] = lambda scenario: True
+    fits: Callable[[Scenario], bool] = lambda scenario: not scenario.hostile
 
 
 @asynccontextmanager
@@ -327,7 +329,7 @@ def _with_vllm(scenario: Scenario) -> bool:
 
 def _ours(scenario: Scenario) -> bool:
     """What a process of vLLM does when it lacks something is its own affair."""
-    return scenario.engine != "vllm"
+    return scenario.engine != "vllm" and not scenario.hostile
 
 
 def _several_hosts(scenario: Scenario) -> bool:
@@ -346,12 +348,26 @@ def _in_namespaces(scenario: Scenario) -> bool:
     return scenario.network == "namespaces"
 
 
+def _attack(attack: Attack) -> Fault:
+    """Warrants no error. A page is all that is no honest caller where no caller has a key."""
+    fits = partial(_attacks, can_page="page" in attack.by)
+    return Fault(Odds(f"hostile: {attack.name}", 2, (3.5, 4.5)), partial(attacked, attack=attack), fits=fits)
+
+
+def _attacks(scenario: Scenario, can_page: bool) -> bool:
+    return scenario.hostile and (scenario.keys or can_page)
+
+
 WORKERS: tuple[Kind, ...] = ("prefill", "decode")
 FAULTS: tuple[Fault, ...] = (
     Fault(Odds("kill", 6), partial(_kill, kinds=WORKERS)),
     Fault(Odds("kill engine", 4), _engine_killed, fits=_with_vllm),
     Fault(Odds("double kill", 2), _double_kill),
-    Fault(Odds("kill router", 1), partial(_kill, kinds=("router",)), fits=lambda scenario: not scenario.ray),
+    Fault(
+        Odds("kill router", 1),
+        partial(_kill, kinds=("router",)),
+        fits=lambda scenario: not (scenario.ray or scenario.hostile),
+    ),
     Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
     Fault(Odds("drain", 4), _drain),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
@@ -390,6 +406,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("packets delayed", 6, (0.5, 2.0), 8.0), _packets_delayed, fits=_wired),
     Fault(Odds("packets lost, netem", 6, (0.5, 2.0), 8.0), _packets_lost, why_no_netem, _in_namespaces),
     Fault(Odds("packets delayed, netem", 6, (0.5, 2.0), 8.0), _packets_delayed, why_no_netem, _in_namespaces),
+    *map(_attack, ATTACKS),
 )
 BY_NAME = {fault.odds.name: fault for fault in FAULTS}
 

@@ -98,7 +98,7 @@ def _ask(chance: random.Random, number: int, scenario: Scenario, ways: Mapping[s
         )  # then the answer ends where the grammar lets nothing else follow
     return Ask(
         number,
-        round(chance.uniform(0, 0.5), 3),
+        round(chance.uniform(*scenario.asks_s), 3),
         chance.randrange(scenario.routers),
         way,
         prompt[-MOST_PROMPT_TOKENS:],

@@ -5,11 +5,12 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.chaos.asking import WEIGHTS, ask
 from tests.chaos.faults import strike_in, usable
+from tests.chaos.hostile.effect import MOST_BYTES, note_memory
 from tests.chaos.judging import leaks
 from tests.chaos.judging.tally import Tally
 from tests.chaos.judging.verdict import Outcome, judge
@@ -20,6 +21,8 @@ from tests.chaos.service.scenarios import Device, Engine, Scenario, scenario_of
 from tests.tiny_model import write_tiny_model
 
 SLOW_ROUND_S = 10.0
+MOST_TIMES_SLOWER = 20.0  # under attack than in peace, all requests of a round together
+QUIET_S = 0.5  # that they take in peace, at least
 LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
 
 
@@ -67,7 +70,7 @@ class Game:
             ) as fleet:
                 while self.go_on(number) and scenario_of(number, self.names) is scenario:
                     plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
-                    await self._round(fleet, plan, oracle)
+                    await (self._attacked if scenario.hostile else self._round)(fleet, plan, oracle)
                     number += 1
                     if number % LOOK_EVERY == 0:
                         await self._look(fleet, number, looks)
@@ -83,7 +86,7 @@ class Game:
             traceback.print_exc()
             self._fail(number, scenario, f"tests/chaos itself failed: {error!r}")
             number += 1
-        grown = leaks.growth(looks)
+        grown = leaks.growth(looks, MOST_BYTES if scenario.hostile else leaks.MORE_BYTES)
         self.tally.grown.append(grown)
         left = fleet.left_files if fleet else []
         self.tally.leaked["files"] += len(left)
@@ -96,7 +99,21 @@ class Game:
         self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
         return number
 
-    async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+    async def _attacked(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+        """The round in peace, and then as it is planned: strangers may make honest requests a little slower."""
+        quiet_s = await self._round(fleet, replace(plan, strikes=()), oracle)
+        note_memory(fleet)
+        attacked_s = await self._round(fleet, plan, oracle)
+        self.tally.most_mib_more = max(self.tally.most_mib_more, fleet.most_more_bytes >> 20)
+        self.tally.to_strangers += fleet.to_strangers
+        fleet.to_strangers.clear()
+        times = attacked_s / max(quiet_s, QUIET_S)
+        self.tally.most_times_slower = max(self.tally.most_times_slower, round(times, 1))
+        if times > MOST_TIMES_SLOWER:
+            self._fail(plan.number, fleet.scenario, f"requests took {attacked_s:.1f} s, and {quiet_s:.1f} s in peace")
+
+    async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> float:
+        """Returns the seconds that its requests took, added up."""
         self._struck = ", ".join(f"{strike.fault} at {strike.at_s} s for {strike.hold_s} s" for strike in plan.strikes)
         await fleet.until_useful()
         routers = [router.name for router in fleet.of("router")]
@@ -126,6 +143,7 @@ class Game:
             self.tell(
                 f"slow: round {plan.number} took {whole_s:.1f} s, {idle_s:.1f} s of it until idle ({self._struck})"
             )
+        return sum(outcome.end_s - outcome.start_s for outcome in outcomes)
 
     async def _look(self, fleet: Fleet, number: int, looks: list[leaks.Look]) -> None:
         """When all are back and idle."""

@@ -114,7 +114,7 @@ class Growth:
     mib_per_100_rounds: dict[str, list[float]] = field(default_factory=dict)
 
 
-def growth(looks: Sequence[Look]) -> Growth:
+def growth(looks: Sequence[Look], most_bytes: int = MORE_BYTES) -> Growth:
     lives: dict[tuple[str, int], list[Look]] = {}
     for one in looks:
         lives.setdefault(one.life, []).append(one)
@@ -128,7 +128,7 @@ def growth(looks: Sequence[Look]) -> Growth:
             result.problems.append(f"{name} (pid {pid}) holds {descriptors} descriptors more after round {last.round}")
         if threads > MORE_THREADS:
             result.problems.append(f"{name} (pid {pid}) has {threads} threads more after round {last.round}")
-        if last.rss_bytes - first.rss_bytes > MORE_BYTES:
+        if last.rss_bytes - first.rss_bytes > most_bytes:
             result.problems.append(f"{name} (pid {pid}) grew by {(last.rss_bytes - first.rss_bytes) >> 20} MiB")
         if len(seen) >= 4:
             kind = name.partition("-")[0]

@@ -30,6 +30,9 @@ class Tally:
     skipped: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     grown: list[Growth] = field(default_factory=list)
+    to_strangers: Counter[str] = field(default_factory=Counter)
+    most_times_slower: float = 0.0  # requests of a round under attack than in peace
+    most_mib_more: int = 0  # of a router or worker under attack
 
     @property
     def rounds(self) -> int:
@@ -65,6 +68,9 @@ class Tally:
             "most descriptors more in one life": max((one.most_descriptors for one in self.grown), default=0),
             "most threads more in one life": max((one.most_threads for one in self.grown), default=0),
             "MiB more per 100 rounds, of each life": slopes,
+            "most times slower under attack": self.most_times_slower,
+            "most MiB more under attack": self.most_mib_more,
+            "to strangers": dict(self.to_strangers),
             "lives of processes ended": self.deaths,
             "faults of each kind": dict(self.faults),
             "ways to ask": dict(self.ways),
@@ -101,6 +107,7 @@ def table(results: dict[str, Any]) -> list[tuple[str, str]]:
         (f"MiB of memory more per 100 rounds, {kind}", f"{sum(found) / len(found):.2f} (mean of {len(found)} lives)")
         for kind, found in results["MiB more per 100 rounds, of each life"].items()
     ]
+    rows += [(f"to strangers: {what}", count) for what, count in results["to strangers"].items()]
     rows += [(f"with a grammar, {kind}", count) for kind, count in results["requests with a grammar"].items()]
     rows += [(f"rounds of {name}", count) for name, count in results["rounds by scenario"].items()]
     rows += [(f"left out: {what}", why) for what, why in results["left out"].items()]

@@ -38,6 +38,15 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
+class UsualHost(Host):
+    """Where programs begin with so few descriptors as on most systems, and may take more."""
+
+    @property
+    def prefix(self) -> list[str]:
+        return ["prlimit", "--nofile=1024:", "--"]
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceHost(Host):
     namespace: str = ""
 

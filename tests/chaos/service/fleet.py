@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, sha
 from tests.chaos.judging.timeline import Timeline
 from tests.chaos.machine.clocks import Clock
 from tests.chaos.machine.disk import Disk
-from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, network
+from tests.chaos.machine.hosts import HERE, Host, NamespaceHost, UsualHost, network
 from tests.chaos.machine.slots import ports
 from tests.chaos.machine.wires import wired_hosts
 from tests.chaos.service.member import Kind, Member
@@ -62,6 +63,8 @@ class Fleet:
     device: Device
     disk: Disk
     key: str = field(default_factory=lambda: secrets.token_hex(32))
+    honest_key: str = field(default_factory=lambda: secrets.token_hex(32))
+    strangers_key: str = field(default_factory=lambda: secrets.token_hex(32))
     members: dict[str, Member] = field(default_factory=dict)
     known: dict[str, Kind] = field(default_factory=dict)  # every member that there ever was
     doors: dict[str, Door] = field(default_factory=dict)
@@ -73,6 +76,9 @@ class Fleet:
     hurry: bool = False  # whether the end is to come at once
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
+    quiet_bytes: dict[int, int] = field(default_factory=dict)  # by pid: its memory before the first attack
+    to_strangers: Counter[str] = field(default_factory=Counter)  # connections, and answers by their status
+    most_more_bytes: int = 0  # than these, of any router or worker
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closing: bool = False
     _shared_memory: set[str] = field(default_factory=shared_memory)
@@ -211,10 +217,19 @@ class Fleet:
         config = merged(BASE, self.scenario.sections(self.device, self.disk.folder))
         section = "router" if kind == "router" else "workers"
         config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
+        if self.scenario.keys:
+            config = merged(config, {"security": {"api_key_file": str(self._key_file())}})
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         module, flag = ("router", "--router-id") if kind == "router" else (f"{kind}_worker", "--worker-id")
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
+
+    def _key_file(self) -> Path:
+        """Of those who may ask."""
+        file = self.folder / "keys"
+        file.touch(mode=0o600)
+        file.write_text(f"{self.honest_key}\n{self.strangers_key}\n")
+        return file
 
     def _add(self, name: str, kind: Kind, command: list[str], host: Host) -> None:
         variables = self._variables()
@@ -242,9 +257,12 @@ class Fleet:
     def _open_door(self, member: Member) -> None:
         if member.kind == "router":
             host, _, port = member.addresses["http"].rpartition(":")
-            client = Client(member.addresses["grpc"], operator_key=self.cluster.derive(OPERATOR))
+            key = self.honest_key if self.scenario.keys else ""
+            client = Client(
+                member.addresses["grpc"], Secret(key) if key else None, operator_key=self.cluster.derive(OPERATOR)
+            )
             self._clients.append(client)  # an earlier one stays open, because closing it would cancel its calls
-            self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name)
+            self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name, key)
 
     async def _tend(self, member: Member) -> None:
         """Until this life ends; then begins the next one."""
@@ -347,7 +365,9 @@ async def running_fleet(scenario: Scenario, folder: Path, model: str, device: De
     folder.mkdir(parents=True)
     async with AsyncExitStack() as stack:
         hosts: Sequence[Host] = [HERE]
-        if scenario.network == "namespaces":
+        if scenario.hostile:
+            hosts = [UsualHost()]
+        elif scenario.network == "namespaces":
             hosts = stack.enter_context(network(scenario.hosts))
         elif scenario.network == "wires":
             hosts = await stack.enter_async_context(wired_hosts(scenario.hosts, folder))

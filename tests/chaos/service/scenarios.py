@@ -32,6 +32,7 @@ BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
 PLAIN: dict[str, Any] = {"security": {"internal_tls": "off"}}
 SECURED: dict[str, Any] = {"security": {"internal_tls": "on"}}
 RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
+USUAL = {"engine": {"kv_memory": "64MiB", "max_batch_tokens": 2048}}  # as by default, but for a small machine
 KV = "kv"  # the disk tier, in the folder of a fleet's disk
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
@@ -51,8 +52,8 @@ class Scenario:
     """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
     `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
     `planner`: `baton up` has started the processes, and starts others in their place. `ray`: on a Ray cluster.
-    `overrides`: sections of
-    serving.yaml."""
+    `hostile`: strangers attack it, and nothing else strikes. `keys`: callers need keys; there are an honest one and a
+    stranger's. `overrides`: sections of serving.yaml."""
 
     name: str
     prefill: int
@@ -64,6 +65,8 @@ class Scenario:
     clocks: bool = False
     planner: bool = False
     ray: bool = False
+    hostile: bool = False
+    keys: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -79,7 +82,13 @@ class Scenario:
     @property
     def has_disk(self) -> bool:
         """Whether its workers have a disk tier, on a CPU."""
-        return self.engine == "tiny" and "tensor_parallel" not in self.overrides.get("engine", {})
+        plain = self.engine == "tiny" and not self.hostile
+        return plain and "tensor_parallel" not in self.overrides.get("engine", {})
+
+    @property
+    def asks_s(self) -> tuple[float, float]:
+        """When the requests of a round begin: of a hostile one when strangers have begun."""
+        return (1.5, 4.0) if self.hostile else (0.0, 0.5)
 
     def sections(self, device: Device, folder: Path) -> dict[str, Any]:
         """Of serving.yaml. folder: for the disk tier."""
@@ -110,6 +119,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("vllm-tcp", 1, 2, engine="vllm", overrides=_transport("tcp", lease_ttl_s=30.0)),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
     Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
+    Scenario("hostile", 1, 1, hostile=True, keys=True, overrides=USUAL),
+    Scenario("hostile-open", 1, 1, hostile=True, overrides=USUAL),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 

@@ -1,0 +1,1 @@
+"""Callers who try to stop, swell or starve a service."""
