@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import Raw
+from tokenizers import AddedToken
 
 from baton_proto.grammar import Grammar
-from router.api.http.json_body import _check_values, decode_body
+from router.api.http.json_body import decode_body
 from router.api.http.openai_types import CompletionBody
+from router.api.json_shape import MAX_DEPTH, check_depth, check_shape
 from router.api.openai_tools import read_arguments, tool_use
 from router.api.sampling_options import MAX_STOP_CHARS
 from router.api.validation import seconds_of
@@ -25,11 +27,12 @@ from router.parsing import reader
 from router.parsing.call_grammars import call_grammar
 from router.parsing.families import TOOL_FAMILIES
 from router.parsing.parsing import ModelFamilies
-from router.text.segment_cache import _begins
+from router.text.control_tokens import ControlTokens
+from router.text.segment_cache import begins
 from router.text.stop_strings import StopStrings
 from runtime.errors import InvalidRequestError, shown
 from runtime.grammar.repeats import written_out
-from runtime.grammar.source import JSON_OPTIONS, longest_text
+from runtime.grammar.source import JSON_OPTIONS, json_source, longest_text
 from runtime.grammar.structural_tags import tags_source
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
@@ -47,6 +50,9 @@ MADE: dict[str, Callable[[], "re.Pattern[Any]"]] = {
     "router/parsing/reader.py _any_of": lambda: reader._any_of(MARKS),
     "router/parsing/call_grammars.py mark": lambda: re.compile(f"({'|'.join(map(re.escape, MARKS))})"),
     "router/text/segment_cache.py boundary_pattern": lambda: re.compile("|".join(map(re.escape, MARKS))),
+    "router/text/control_tokens.py _cuts": lambda: re.compile(
+        f"<(?={'|'.join(re.escape(mark[1:]) for mark in MARKS)})"
+    ),
     "router/api/operators/ui_endpoints.py _page": lambda: re.compile(b"<script>(.*?)</script>", re.S),
 }
 """What functions make of their arguments."""
@@ -162,6 +168,7 @@ def _tags(text: str) -> None:
     tags_source({"format": {"type": "triggered_tags", "triggers": [text[:9]], "tags": [tag]}}, JSON_OPTIONS)
 
 
+CONTROL = ControlTokens([AddedToken(mark, special=True) for mark in MARKS], "", ())
 READERS: dict[str, Callable[[str], object]] = {
     "repeats of a grammar": written_out,
     "texts of EBNF": lambda text: longest_text(Grammar("ebnf", text)),
@@ -170,13 +177,16 @@ READERS: dict[str, Callable[[str], object]] = {
     "tools and their grammars": _tools,
     "stop strings": _followed,
     "a body": lambda text: decode_body(text.encode(), CompletionBody),
-    "a long body": lambda text: _check_values(text.encode()),
+    "the shape of a long body": lambda text: check_shape(b"[" * MAX_DEPTH + text.encode()),
+    "the depth of a field": lambda text: check_depth("tools", "[" * MAX_DEPTH + text),
+    "a schema": lambda text: json_source({"$ref": f"#/{text}", "properties": {text: {"pattern": text}}}),
     "arguments of a call": lambda text: read_arguments("arguments", text),
     "a refusal": lambda text: InvalidRequestError("field", text),
     "a refusal of one word": lambda text: shown(text),
     "a time": lambda text: seconds_of("timeout", text),
     "a key": lambda text: BearerKeys.plain([Secret("k" * 32)]).accepts(text.encode()),
-    "marks of a prompt": lambda text: list(_begins(re.compile("|".join(map(re.escape, MARKS))), text)),
+    "control tokens of a message": lambda text: CONTROL.plain([{"role": "user", "content": text}], {"x": [text]}),
+    "marks of a prompt": lambda text: list(begins(re.compile("|".join(map(re.escape, MARKS))), text)),
 }
 """What reads a caller's text; how answers are taken apart, tests/router/parsing/test_cost.py has."""
 UNITS = (*SIGNS, "]", "}", "1,", '\\"', ": %json {", "<|reserved_special_token_")
