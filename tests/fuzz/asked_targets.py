@@ -2,11 +2,13 @@
 the name of its field, within bounds of processor time and memory."""
 
 import asyncio
+import atexit
 import functools
 import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,7 @@ from baton_proto.grammar import Grammar
 from router.parsing.families import REASONING_FAMILIES, TOOL_FAMILIES
 from router.parsing.parser import Parser
 from runtime.errors import InvalidRequestError
+from runtime.grammar.checker import GrammarChecker
 from runtime.grammar.compiler import GrammarCompiler
 from tests.fuzz import hostile_asks
 from tests.router.api.conversations import app_of, talking_frontend, write_talking_model
@@ -59,7 +62,20 @@ def model() -> Path:
 
 @functools.cache
 def compiler() -> GrammarCompiler:
+    """Of what a checker has allowed, as in a worker."""
     return GrammarCompiler(model(), VOCAB_SIZE, EOS_TOKEN_IDS)
+
+
+@functools.cache
+def checker() -> GrammarChecker:
+    made = GrammarChecker(model(), VOCAB_SIZE, EOS_TOKEN_IDS)
+    atexit.register(made.close)
+    return made
+
+
+def mask(asked: Grammar) -> object:
+    allowed = loop().run_until_complete(checker().check_soon(asked, "guided"))
+    return compiler().matcher(allowed, "guided").mask([])
 
 
 def grammar(data: bytes) -> object:
@@ -68,8 +84,8 @@ def grammar(data: bytes) -> object:
     if kind not in (*hostile_asks.GRAMMARS, "json_schema"):
         kind = "regex"
     if kind == "choice":
-        return compiler().matcher(Grammar("choice", choices=tuple(text.split("\n"))), "guided").mask([])
-    return compiler().matcher(Grammar(kind, text), "guided").mask([])  # type: ignore[arg-type]
+        return mask(Grammar("choice", choices=tuple(text.split("\n"))))
+    return mask(Grammar(kind, text))  # type: ignore[arg-type]
 
 
 def schema(data: bytes) -> object:
@@ -84,7 +100,7 @@ def loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def client() -> httpx.AsyncClient:
     frontend = talking_frontend(ScriptedGenerator(tiny_tokenizer(model())), model())
-    transport = httpx.ASGITransport(app_of(frontend), raise_app_exceptions=True)
+    transport = httpx.ASGITransport(app_of(replace(frontend, grammars=checker())), raise_app_exceptions=True)
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
 
 
