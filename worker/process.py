@@ -123,6 +123,7 @@ async def serve_worker(
         closing.callback(role.end_streams)
 
         await asyncio.to_thread(block_hash.prepare)  # the engine thread loads no module when files are short
+        await runtime.read_vocabulary()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()

@@ -1,6 +1,8 @@
 """What both kinds of workers share while they run: the engine and its thread, the event and metrics planes, the state.
 Event loop only."""
 
+import asyncio
+
 import msgspec
 import structlog
 
@@ -11,7 +13,7 @@ from baton_proto.worker import MAJOR, Hello
 from engine.core.engine import StepOutput
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
-from runtime.errors import BatonError, UnavailableError
+from runtime.errors import BatonError, ModelError, UnavailableError
 from runtime.grammar.matcher import Matcher
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
@@ -117,6 +119,15 @@ class WorkerRuntime:
         self.draining = True
         await self.announce()
         return await self.role.in_flight.wait_empty(timeout_s)
+
+    async def read_vocabulary(self) -> None:
+        """Before the first request, because it holds Python's lock for up to a second."""
+        if self.assembly.engine_masks:
+            return
+        try:
+            await asyncio.to_thread(self.assembly.grammars.read_vocabulary)
+        except ModelError as error:
+            log.warning("requests with grammars are refused", worker=self.worker_id, reason=str(error))
 
     async def matcher(self, grammar: Grammar | None) -> Matcher:
         """Raises BatonError alone, because a request whose grammar fails otherwise would have no end."""

@@ -32,7 +32,7 @@ from runtime.side_lane import RETRY_AFTER_S, SideLane
 log = structlog.get_logger()
 
 TIMEOUT_S: Final = 10.0  # to wait for a place and to compile
-THREADS: Final = 2  # that wait for verdicts
+THREADS: Final = 3  # that wait for verdicts
 MAX_WAITING: Final = 256
 MAX_VERDICTS: Final = 4096
 MAX_ASKED: Final = 3  # times a check is sent to a fresh helper

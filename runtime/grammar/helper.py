@@ -29,7 +29,7 @@ from runtime.grammar.framing import received, send
 from runtime.grammar.heap import heap_bytes
 from runtime.processes.die_with_parent import die_with_parent
 
-MAX_CHILDREN: Final = 2
+MAX_CHILDREN: Final = 3
 NICE: Final = 5  # requests that are under way go before those whose grammars are checked
 CPU_S: Final = 1.0  # of one grammar, rounded up to whole seconds: most take 1 ms, those at the limits 0.3 s
 WALL_S: Final = 30.0  # a child that took so long without using its CPU time is not to blame

@@ -54,6 +54,8 @@ def http_bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "lists of token ids", COMPLETION, repeated('{"prompt":[', "[]", "]}")
     yield "unknown fields", COMPLETION, numbered('{"prompt":"a",', "}")
     yield "half a character", COMPLETION, b'{"prompt":"' + b"\\\\" * (BODY_BYTES // 2) + b'\\ud800"}'
+    yield "a first grammar", COMPLETION, b'{"prompt":"a","guided_regex":"[ab]{9}"}'
+    yield "a large grammar", COMPLETION, b'{"prompt":"a","guided_json":{"type":"integer","multipleOf":999983}}'
     yield "text", COMPLETION, b'{"prompt":"' + b"a b " * (BODY_BYTES // 4) + b'"}'
     yield "64 texts", COMPLETION, repeated('{"prompt":[', '"' + "relay " * 680 + '"', "]}", 64 * 4083)
     call = '{"type":"function_call","call_id":"a","name":"b","arguments":"{\\"c\\":[%s]}"}'

@@ -9,10 +9,9 @@ from baton_proto.sampling import SamplingParams, TokenLogprobs
 from router.counters.tally import Service
 from router.requests.answer import Answer
 from router.requests.body_budget import BodyBudget
-from router.requests.frontend import Frontend, Limits
+from router.requests.frontend import Frontend, GrammarCheck, Limits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
-from runtime.grammar.compiler import GrammarCompiler
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 MODEL = "tiny"
@@ -74,7 +73,7 @@ def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
 
 
 def make_frontend(
-    generator: ScriptedGenerator, not_ready: str | None = None, grammars: GrammarCompiler | None = None
+    generator: ScriptedGenerator, not_ready: str | None = None, grammars: GrammarCheck | None = None
 ) -> Frontend:
     return Frontend(
         model=MODEL,
