@@ -77,8 +77,7 @@ def fill_masks(asked: Sequence[Asked], words: Words) -> None:
     """
     assert words.flags.c_contiguous
     assert len(words) == len(asked) > 0
-    read = _read(asked)
-    _compute(asked, words)
+    read = _filled(asked, words)
     _put_off_ends(asked, words)
     ends = asked[0].matcher.ends
     for row, (matcher, new, _) in enumerate(asked):
@@ -86,6 +85,17 @@ def fill_masks(asked: Sequence[Asked], words: Words) -> None:
         if matcher.problem:
             words[row] = 0
             words[row, ends.at] = ends.bits
+
+
+def _filled(asked: Sequence[Asked], words: Words) -> list[bool]:
+    """Whether each grammar allows its new tokens; the masks, in `words`, are all that may follow."""
+    room = asked[0].matcher.room
+    if len(asked) > 1 and room.is_short:
+        return [_filled([one], words[row : row + 1])[0] for row, one in enumerate(asked)]
+    with room.measured([one.matcher.compiled for one in asked]):
+        read = _read(asked)
+        _compute(asked, words)
+    return read
 
 
 def _read(asked: Sequence[Asked]) -> list[bool]:
@@ -99,19 +109,12 @@ def _read(asked: Sequence[Asked]) -> list[bool]:
 
 def _compute(asked: Sequence[Asked], words: Words) -> None:
     """A matcher that has ended or failed, also because no token may follow, allows EOS alone."""
-    row_bytes, room = words.nbytes // len(words), asked[0].matcher.room
-    measured = room.sampled(len(asked))
-    for row in measured:
-        with room.measured(asked[row].matcher.compiled):
-            asked[row].matcher.inner.unsafe_compute_mask_ptr(words.ctypes.data + row * row_bytes, row_bytes)
-    rest = [(one.matcher.inner, row) for row, one in enumerate(asked) if row not in measured]
-    for _, row in rest:
-        asked[row].matcher.compiled.unmeasured += 1
-    if len(rest) == 1:
-        inner, row = rest[0]
-        inner.unsafe_compute_mask_ptr(words.ctypes.data + row * row_bytes, row_bytes)
-    elif rest:
-        _threads().unsafe_compute_mask_ptr(rest, words.ctypes.data, row_bytes, len(words))
+    row_bytes = words.nbytes // len(words)
+    if len(asked) == 1:
+        asked[0].matcher.inner.unsafe_compute_mask_ptr(words.ctypes.data, row_bytes)
+    else:
+        rows = [(one.matcher.inner, row) for row, one in enumerate(asked)]
+        _threads().unsafe_compute_mask_ptr(rows, words.ctypes.data, row_bytes, len(words))
 
 
 def _put_off_ends(asked: Sequence[Asked], words: Words) -> None:

@@ -1,13 +1,13 @@
 """The room that compiled grammars take in a process: which are kept, and which have grown too large.
 
 A compiled grammar and its matchers share a lexer, whose states multiply with what answers make it read. Nothing tells
-its size, so the growth of the process's heap is measured around a sample of the masks.
+its size, so the growth of the process's heap is measured while masks are computed.
 """
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 from weakref import WeakSet
@@ -18,15 +18,15 @@ from baton_proto.grammar import Grammar
 from runtime.grammar.heap import heap_bytes
 
 MAX_KEPT: Final = 256
-MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 MAX_GRAMMAR_BYTES: Final = 32 * 1024 * 1024  # of one; 16 MiB at most are there when it is compiled
-MAX_BYTES: Final = 128 * 1024 * 1024  # of all, those that answers still follow included
+MAX_BYTES: Final = 96 * 1024 * 1024  # of all, those that answers still follow included
 WORN_BYTES: Final = (
     4 * 1024 * 1024
 )  # what has grown by more is kept no longer: the next answer begins with fresh states
 PER_GRAMMAR_BYTES: Final = 64 * 1024  # beside what was measured
-SAMPLED: Final = 4  # masks of a step at most
-SHARE: Final = 0.01  # of the time, that measuring may take
+SHARE: Final = 0.1  # of the time, that measuring may take
+NOTICED_BYTES: Final = 64 * 1024
 
 
 class Compiled:
@@ -36,7 +36,6 @@ class Compiled:
         self.inner = inner
         self.held_bytes = held_bytes + PER_GRAMMAR_BYTES
         self.grown = 0
-        self.unmeasured = 0  # masks since the last that was measured
         self.problem = ""  # why no answer may follow it any more
 
     @property
@@ -45,14 +44,15 @@ class Compiled:
 
 
 class GrammarRoom:
-    """Any thread may call. `sampled` and `measured` are the engine thread's."""
+    """Any thread may call; `measured` and `is_short` are the engine thread's."""
 
     def __init__(self) -> None:
+        self.is_short = False  # then masks are computed one by one, so that each grammar's own growth is known
         self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._live: WeakSet[Compiled] = WeakSet()
         self._lock = threading.Lock()
-        self._next_row = 0
-        self._next_s = 0.0  # when measuring has used no more than its share, on time.monotonic()
+        self._takes_s = 1e-5  # to measure once
+        self._next_s = 0.0  # when measuring has taken no more than its share, on time.monotonic()
 
     def find(self, grammar: Grammar) -> Compiled | None:
         with self._lock:
@@ -72,35 +72,37 @@ class GrammarRoom:
             for grammar in [grammar for grammar, kept in self._kept.items() if kept is compiled]:
                 del self._kept[grammar]
 
-    def sampled(self, count: int) -> list[int]:
-        """The rows of `count` masks that are to be measured now, in turn."""
-        if time.monotonic() < self._next_s:
-            return []
-        first, self._next_row = self._next_row, self._next_row + SAMPLED
-        return sorted({(first + i) % count for i in range(SAMPLED)})
-
     @contextmanager
-    def measured(self, compiled: Compiled) -> Iterator[None]:
-        """Around a mask. Masks that nobody measured count as this one."""
+    def measured(self, filled: Sequence[Compiled]) -> Iterator[None]:
+        """Around masks of these grammars, which share the growth. Not measured when the last time was just now: a step
+        of an engine takes longer."""
         began_s = time.monotonic()
+        if began_s < self._next_s:
+            yield
+            return
         before = heap_bytes()
-        counted_s = time.monotonic()
+        self._takes_s = min(time.monotonic() - began_s, 2 * self._takes_s)  # a thread may stand still in between
         yield
-        compiled.grown += (heap_bytes() - before) * (compiled.unmeasured + 1)
-        compiled.unmeasured = 0
-        self._next_s = counted_s + 2 * (counted_s - began_s) / SHARE
-        if compiled.grown > WORN_BYTES:
-            self._check(compiled)
+        grown = heap_bytes() - before
+        self._next_s = time.monotonic() + 2 * self._takes_s / SHARE
+        for compiled in filled:
+            compiled.grown += grown // len(filled)
+        if grown > NOTICED_BYTES or self.is_short:
+            self._check(filled)
 
-    def _check(self, compiled: Compiled) -> None:
-        self.drop(compiled)
-        if compiled.num_bytes > MAX_GRAMMAR_BYTES:
-            compiled.problem = f"it takes more than {MAX_GRAMMAR_BYTES >> 20} MiB; make it simpler"
+    def _check(self, filled: Sequence[Compiled]) -> None:
+        for compiled in filled:
+            if compiled.grown > WORN_BYTES:
+                self.drop(compiled)
+            if len(filled) == 1 and compiled.num_bytes > MAX_GRAMMAR_BYTES:
+                compiled.problem = f"it takes more than {MAX_GRAMMAR_BYTES >> 20} MiB; make it simpler"
         with self._lock:
             self._make_room()
-            following = [each for each in self._live if not each.problem]
-            if sum(each.num_bytes for each in following) > MAX_BYTES:
-                largest = max(following, key=lambda each: each.num_bytes)
+            following = [compiled for compiled in self._live if not compiled.problem]
+            total = sum(compiled.num_bytes for compiled in following)
+            self.is_short = total > MAX_BYTES // 2
+            if total > MAX_BYTES:
+                largest = max(following, key=lambda compiled: compiled.num_bytes)
                 largest.problem = f"all together take more than {MAX_BYTES >> 20} MiB, and it the most; make it simpler"
 
     def _make_room(self) -> None:
