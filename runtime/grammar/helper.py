@@ -32,9 +32,10 @@ from runtime.processes.die_with_parent import die_with_parent
 MAX_CHILDREN: Final = 3
 NICE: Final = 5  # requests that are under way go before those whose grammars are checked
 CPU_S: Final = 1.0  # of one grammar, rounded up to whole seconds: most take 1 ms, those at the limits 0.3 s
+WATCHED_S: Final = 0.02
 WALL_S: Final = 30.0  # a child that took so long without using its CPU time is not to blame
-MAX_HELD_BYTES: Final = 16 * 1024 * 1024  # of one grammar, compiled
-COMPILE_BYTES: Final = 4 * MAX_HELD_BYTES  # while it is compiled
+MAX_HELD_BYTES: Final = 20 * 1024 * 1024  # of one grammar, compiled: a multiple of 86,400 takes 17
+COMPILE_BYTES: Final = 64 * 1024 * 1024  # while it is compiled
 SIMPLER = "make it simpler: fewer and shallower parts, smaller bounds of numbers and lengths"
 
 RETIRED_BYTES: Final = 1024 * 1024  # a child that has compiled more makes room for a fresh one
@@ -51,6 +52,8 @@ class _Child:
     checks: int = 0  # that it has had
     check_id: int = 0  # that it works on; 0: none
     late_s: float = math.inf  # on time.monotonic()
+    limit_bytes: int = 0  # of its memory, for this check
+    is_too_large: bool = False
 
 
 class Helper:
@@ -64,13 +67,15 @@ class Helper:
     def serve(self) -> None:
         """Until the peer leaves."""
         while True:
-            for key, _ in self._selector.select(1.0 if self._children else None):
+            is_busy = any(child.check_id for child in self._children.values())
+            for key, _ in self._selector.select(WATCHED_S if is_busy else None):
                 if child := self._children.get(key.fileobj):  # type: ignore[call-overload]
                     self._hear(child)
                 elif self._has_place and not self._take():
                     return
             for child in self._children.values():
-                if child.late_s < time.monotonic():
+                child.is_too_large |= bool(child.check_id) and _memory_bytes(child.pid) > child.limit_bytes
+                if child.is_too_large or child.late_s < time.monotonic():
                     os.kill(child.pid, signal.SIGKILL)
 
     @property
@@ -90,6 +95,7 @@ class Helper:
         child = next((child for child in self._children.values() if not child.check_id), None)
         child = child or self._fork(self._vocabulary)
         child.check_id, child.late_s = check_id, time.monotonic() + WALL_S
+        child.limit_bytes = _memory_bytes(child.pid) + COMPILE_BYTES
         child.checks += 1
         send(child.peer, body)
         self._listen()
@@ -116,7 +122,7 @@ class Helper:
             del self._children[child.peer]
             child.peer.close()  # which ends one that lives
             _, status = os.waitpid(child.pid, 0)
-            verdict = verdict or _death(child.check_id, os.waitstatus_to_exitcode(status))
+            verdict = verdict or _death(child, os.waitstatus_to_exitcode(status))
         send(self._peer, msgpack.encode(verdict))
         child.check_id, child.late_s = 0, math.inf
         self._listen()
@@ -130,17 +136,17 @@ class Helper:
             self._selector.unregister(self._peer)
 
 
-def _death(check_id: int, code: int) -> GrammarVerdict:
+def _death(child: _Child, code: int) -> GrammarVerdict:
     """What the end of a child says of its grammar."""
-    if code == -signal.SIGKILL:  # by us, or by a machine that has no memory left
-        return GrammarVerdict(check_id, failure="the process that compiled it was killed")
     if code == -signal.SIGXCPU:
         problem = f"takes more than {CPU_S:g} s to compile"
     elif code == -signal.SIGSEGV:
         problem = "is nested too deeply"
+    elif code == -signal.SIGKILL and not child.is_too_large:  # it was late, or the machine has no memory left
+        return GrammarVerdict(child.check_id, failure="the process that compiled it was killed")
     else:
         problem = f"takes more than {COMPILE_BYTES >> 20} MiB to compile"
-    return GrammarVerdict(check_id, problem=f"{problem}; {SIMPLER}")
+    return GrammarVerdict(child.check_id, problem=f"{problem}; {SIMPLER}")
 
 
 def _run_child(vocabulary: Vocabulary, peer: socket.socket) -> None:
@@ -158,8 +164,6 @@ def _run_child(vocabulary: Vocabulary, peer: socket.socket) -> None:
 
 def _judged_within(vocabulary: Vocabulary, check: GrammarCheck) -> GrammarVerdict:
     """Ends this process where a limit is reached."""
-    memory = _mapped_bytes() + STACK_BYTES + COMPILE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + CPU_S), resource.RLIM_INFINITY))
     try:
         return on_deep_stack(lambda: _judged(vocabulary, check), STACK_BYTES)
@@ -183,11 +187,13 @@ def _judged(vocabulary: Vocabulary, check: GrammarCheck) -> GrammarVerdict:
     return GrammarVerdict(check.check_id, held_bytes=held_bytes)
 
 
-def _mapped_bytes() -> int:
+def _memory_bytes(pid: int) -> int:
+    """Resident; 0 where the system does not tell. No limit of the system's: where memory is refused to a library that
+    is about to say what went wrong, it hangs."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
-        return 1 << 36  # no Linux
+        return 0
     return pages * resource.getpagesize()
 
 

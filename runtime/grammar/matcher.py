@@ -52,11 +52,11 @@ class Matcher:
         self.num_read += count
         if self.problem or not (self.compiled.problem or not matches or self.inner.is_error()):
             return
-        self.is_invalid = matches or "lexer error" in self.inner.get_error()
-        error = self.compiled.problem or self.inner.get_error() or "the output does not match"
+        self.is_invalid = matches or self.inner.get_error().startswith(("lexer error", "panic"))
+        error = self.inner.get_error() or self.compiled.problem or "the output does not match"
         if "NoExtension" in error:
             error = "no token may follow"
-        elif "lexer error" in error:  # which all its matchers meet from now on
+        elif self.is_invalid:  # all its matchers may meet it from now on
             self.room.drop(self.compiled)
         self.problem = f"the grammar cannot be followed: {error.splitlines()[0]:.200}"
 

@@ -14,6 +14,7 @@ from tests.spine.prompts import random_prompt
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
 SHORTEST, LONGEST = 300, 340  # letters
+LATE = "[abc]{20}" + r"[\w-]{1,200}" * 60  # its second part is more than a step may take
 LETTERS = pb.Grammar(regex=f"[a-e]{{{SHORTEST},{LONGEST}}}")
 
 
@@ -55,3 +56,9 @@ async def test_a_killed_decode_worker_changes_no_answer_with_a_grammar(tiny_mode
             refused = await http.post("/v1/chat/completions", json=asked)
             assert refused.status_code == 400
             assert "'not' at $.properties.a.not" in refused.json()["error"]["message"]
+
+            late = {"prompt": "Who?", "max_tokens": 60, "guided_regex": LATE}
+            refused = await http.post("/v1/completions", json=late)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_regex")
+            events = (await http.post("/v1/completions", json=late | {"stream": True})).text
+            assert '"param":"guided_regex"' in events, "the stream had begun when the grammar went wrong"
