@@ -10,6 +10,7 @@ from baton_proto.sampling import PARAMETERS
 from router.api.http.dialect import Asked
 from router.api.http.openai_fields import ABSENT, AS_NAMED, longest_keep_s
 from router.api.http.openai_types import template_variables
+from router.api.names import Name
 from router.api.validation import check_thinking
 
 OWN_NAMES = ("max_tokens", "logprobs", "prompt_logprobs")
@@ -27,10 +28,10 @@ else:
 
 
 class ExtendedBody(SampledFields, frozen=True, kw_only=True):
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     priority: int | None = None
-    cache_salt: str | None = None
+    cache_salt: Name | None = None
     keep_cache_s: float | None = None
     drop_cache: bool | None = None
     chat_template_kwargs: Raw = ABSENT

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.api.json_shape import check_depth
+from router.api.names import Name
 from router.api.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
 from router.api.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError, shown
@@ -20,14 +21,14 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class CalledFunction(Struct, frozen=True):
-    name: str
+    name: Name
     arguments: str = ""  # JSON
 
 
 class ToolCall(Struct, frozen=True):
     function: CalledFunction
-    id: str = ""
-    type: str = "function"
+    id: Name = ""
+    type: Name = "function"
 
     def plain(self, where: str) -> Mapping[str, Any]:
         """As templates know it: with the arguments as an object. Raises InvalidRequestError."""

@@ -12,6 +12,7 @@ from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.json_response import encode_json
 from router.api.http.openai_types import template_variables, thinking_variables
+from router.api.names import check_name
 from router.api.openai_tools import (
     CalledFunction,
     ToolCall,
@@ -70,7 +71,7 @@ def _chat(chat: pb.ChatMessages) -> Chat:
     if chat.tools or chosen or chat.with_parts or budget is not None:
         parallel = chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else None
         use = tool_use(tools, _tool_choice(chat), parallel, "chat.tools[{}].parameters")
-    effort = thinking_variables(chat.reasoning_effort or None)
+    effort = thinking_variables(check_name("chat.reasoning_effort", chat.reasoning_effort) or None)
     told = template_variables(Raw(variables), "chat.template_variables")
     return Chat(messages, {**effort, **told}, size, use, check_thinking("chat.thinking_token_budget", budget))
 
@@ -108,12 +109,15 @@ def _tools(chat: pb.ChatMessages) -> Raw:
 def _message(where: str, message: pb.ChatMessage) -> Message:
     plain: dict[str, Any] = {"role": plain_role(where, message.role), "content": message.content}
     if message.name:
-        plain["name"] = message.name
+        plain["name"] = check_name(f"{where}.name", message.name)
     if message.tool_call_id:
-        plain["tool_call_id"] = message.tool_call_id
+        plain["tool_call_id"] = check_name(f"{where}.tool_call_id", message.tool_call_id)
     if message.reasoning:
         plain["reasoning_content"] = message.reasoning
     if message.tool_calls:
+        for i, call in enumerate(message.tool_calls):
+            check_name(f"{where}.tool_calls[{i}].id", call.id)
+            check_name(f"{where}.tool_calls[{i}].name", call.name)
         calls = [ToolCall(CalledFunction(call.name, call.arguments), call.id) for call in message.tool_calls]
         plain["tool_calls"] = plain_calls(f"{where}.tool_calls", calls)
     return plain

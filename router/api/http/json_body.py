@@ -14,6 +14,7 @@ from msgspec import Struct
 from router.api.http.openai_fields import NOT_SERVED, WITHOUT_EFFECT, CacheOptions, ChatMessage, StreamOptions, TextPart
 from router.api.http.openai_types import GenerationBody
 from router.api.json_shape import check_shape
+from router.api.names import too_long
 from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_BYTES, Prompt
 from runtime.errors import InvalidRequestError
@@ -26,6 +27,7 @@ _HALF_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+_LONGER = re.compile(r"`str` of length <= (\d+)$")
 _INDEX = re.compile(r"\[[^][]*\]")
 _INNER: Mapping[str, type[Struct]] = {
     "messages": ChatMessage,
@@ -91,6 +93,8 @@ def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:
     name = name.rpartition("`")[0][:SHOWN_CHARS]
     if "missing required field" in ours:
         return InvalidRequestError(".".join(filter(None, (field, name))), problem)
+    if bound := _LONGER.search(problem):
+        return InvalidRequestError(field or "body", too_long(int(bound[1])))
     if "unknown field" in ours:
         known_types: Mapping[str, type[Struct]] = getattr(kind, "inner", _INNER)
         inner = known_types.get(_INDEX.sub("", field).rpartition(".")[2], kind)

@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from baton_proto.sampling import PARAMETERS
+from router.api.names import Name
 from router.api.openai_tools import ToolCall, plain_calls
 from router.api.structured_output import STRUCTURED
 from router.api.validation import plain_role
@@ -89,8 +90,8 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: str | None = None  # hints are for whole prompts in either mode
-    ttl: str | None = None
+    mode: Name | None = None  # hints are for whole prompts in either mode
+    ttl: Name | None = None
 
     def keep_s(self) -> float:
         """Raises InvalidRequestError."""
@@ -101,12 +102,12 @@ class CacheControl(Struct, frozen=True, kw_only=True):
     """Anthropic's mark: the prompt up to here shall stay cached. Our hints are for whole prompts. What agents say in it
     beside, such as `scope`, is about whom the cache serves, which a cache_salt says here; it has no effect."""
 
-    type: str = "ephemeral"
-    ttl: str | None = None
+    type: Name = "ephemeral"
+    ttl: Name | None = None
 
 
 class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str
+    type: Name
     text: str | None = None
     refusal: str | None = None  # of a part of that type, which is read as a text
     cache_control: CacheControl | None = None
@@ -116,11 +117,11 @@ class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    role: str
+    role: Name
     content: str | Sequence[TextPart] | None = None
-    name: str | None = None
+    name: Name | None = None
     tool_calls: Sequence[ToolCall] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Name | None = None
     function_call: Any = None
     refusal: Any = None
     audio: Any = None

@@ -24,6 +24,7 @@ from router.api.http.openai_fields import (
     session_keep_s,
 )
 from router.api.json_shape import check_depth
+from router.api.names import Name
 from router.api.openai_tools import tool_use
 from router.api.prompts.shown import NO_WISH, PromptWish
 from router.api.sampling_options import Options
@@ -42,20 +43,20 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     prompt_field: ClassVar[str] = "prompt"
     unstreamed: ClassVar[str] = "set stream to false, or echo and logprobs instead"
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
     echo: bool | None = None
     n: int | None = None
     priority: int | None = None
-    cache_salt: str | None = None  # as in vLLM
+    cache_salt: Name | None = None  # as in vLLM
     return_token_ids: bool | None = None  # as in vLLM, as is the next one
     add_special_tokens: bool | None = None
     keep_cache_s: float | None = None  # ours, as is the next one
     drop_cache: bool | None = None
-    prompt_cache_retention: str | None = None  # OpenAI's, as is the next one
-    prompt_cache_key: str | None = None
+    prompt_cache_retention: Name | None = None  # OpenAI's, as is the next one
+    prompt_cache_key: Name | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -114,8 +115,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tools: Raw = ABSENT
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None  # goes to the chat template
+    reasoning_effort: Name | None = None
+    verbosity: Name | None = None  # goes to the chat template
     prompt_cache_options: CacheOptions | None = None
     thinking_token_budget: int | None = None  # as in vLLM
 

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.api.http.openai_fields import ABSENT, TTLS_S, CacheControl, plain_text, retention_s
+from router.api.names import Name
 from router.api.openai_tools import MAX_CALLS, plain_call
 from router.api.validation import plain_role
 from router.text.chat_template import Message
@@ -16,7 +17,7 @@ from runtime.errors import InvalidRequestError, shown
 class TextBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A block of a system prompt or of a tool's result, which has to be a text."""
 
-    type: str
+    type: Name
     text: str | None = None
     cache_control: CacheControl | None = None
     citations: Raw = ABSENT  # of an answer that is sent back; without effect
@@ -29,10 +30,10 @@ class Block(TextBlock, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A block of any type."""
 
     thinking: str | None = None
-    id: str | None = None  # of a tool_use, as are the next two
-    name: str | None = None
+    id: Name | None = None  # of a tool_use, as are the next two
+    name: Name | None = None
     input: Raw = ABSENT
-    tool_use_id: str | None = None  # of a tool_result, as are the next two
+    tool_use_id: Name | None = None  # of a tool_result, as are the next two
     content: str | Sequence[TextBlock] | None = None
     is_error: bool | None = None  # without effect: the content says so
     signature: Raw = ABSENT  # without effect, as are those that follow
@@ -42,7 +43,7 @@ class Block(TextBlock, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Turn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    role: str
+    role: Name
     content: str | Sequence[Block]
 
 

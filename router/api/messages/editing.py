@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from router.api.names import Name
 from runtime.errors import InvalidRequestError, shown
 
 CLEARING = ("clear_tool_uses_", "clear_thinking_")
@@ -14,7 +15,7 @@ CLEARING = ("clear_tool_uses_", "clear_thinking_")
 class Edit(Struct, frozen=True, kw_only=True):
     """What it says beside its type, when and how much, has no effect."""
 
-    type: str
+    type: Name
 
 
 class ContextManagement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

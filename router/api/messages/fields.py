@@ -11,6 +11,7 @@ from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, CacheControl
 from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keep_s, keeps_s
 from router.api.messages.editing import ContextManagement, Edit
+from router.api.names import Name
 from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
@@ -24,24 +25,24 @@ THINKING: Mapping[str, bool | None] = {"enabled": True, "adaptive": None, "betwe
 
 
 class ToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str
-    name: str | None = None
+    type: Name
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str
+    type: Name
     budget_tokens: int | None = None
-    display: str | None = None  # without effect: thinking is told in full
+    display: Name | None = None  # without effect: thinking is told in full
 
 
 class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str
+    type: Name
     schema: Any = None
 
 
 class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    effort: str | None = None  # goes to the chat template
+    effort: Name | None = None  # goes to the chat template
     format: Format | None = None
 
     def grammar(self) -> tuple[Grammar, str] | None:

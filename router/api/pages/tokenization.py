@@ -18,6 +18,7 @@ from router.api.http.json_body import decode_body, read_soon
 from router.api.http.json_response import encode_in_slices
 from router.api.http.openai_fields import ABSENT, ChatMessage
 from router.api.http.openai_types import plain_messages, template_variables
+from router.api.names import Name
 from router.api.validation import Chat, Prompt, check_model, make_request_id, tokenize
 from router.requests.frontend import Frontend
 from router.text.text_encoder import TokenIds
@@ -30,7 +31,7 @@ IN_PLACE_TOKENS = 1024  # answers about more are made in the side lane
 class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of `prompt` and `messages`."""
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
     messages: Sequence[ChatMessage] | None = None
     add_special_tokens: bool = True  # of a prompt; a chat has those of its template
@@ -56,7 +57,7 @@ class Tokens(Struct, frozen=True):
 
 
 class DetokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
+    model: Name | None = None
     tokens: list[int]
 
 

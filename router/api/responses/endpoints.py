@@ -3,8 +3,8 @@
 import secrets
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
+from weakref import finalize
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
+from router.api.held_bytes import held_bytes
 from router.api.http.dialect import Asked
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
 from router.api.http.generation import enter_tenant
@@ -20,9 +21,8 @@ from router.api.http.json_response import encode_json, json_response
 from router.api.openai_tools import plain_call
 from router.api.responses.answer import ResponseAnswer, text_of
 from router.api.responses.fields import OpenResponsesBody, ResponsesBody
-from router.api.responses.items import Conversation
 from router.api.responses.output import InputTokens, OutputItem, Response
-from router.api.responses.store import ResponseStore
+from router.api.responses.store import Conversation, ResponseStore
 from router.api.sampling_options import Options
 from router.api.token_count import TokenCounter
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
@@ -39,8 +39,7 @@ class _Form(Struct, frozen=True):
     """What the answer says of the request."""
 
     about: dict[str, Any]  # fields of the response
-    messages: Sequence[Message]  # of the conversation, without instructions
-    argument_chars: int
+    kept: Conversation | None  # None: nobody goes on from the response
 
 
 class ResponsesDialect:
@@ -57,8 +56,9 @@ class ResponsesDialect:
         options = body.options()
         if body.store and not self._store.limit_bytes:
             raise InvalidRequestError("store", OFF)
-        chat, messages, argument_chars = self._chat(body, tenant)
-        form = _Form(_about(body, chat, bool(self._store.limit_bytes)), messages, argument_chars)
+        chat, conversation = self._chat(body, tenant)
+        about = _about(body, chat, bool(self._store.limit_bytes))
+        form = _Form(about, conversation if about["store"] else None)
         return body.asked("input", body.keep_s(), form), options, [chat]
 
     def _decoded(self, data: bytes) -> ResponsesBody:
@@ -70,16 +70,17 @@ class ResponsesDialect:
         body = self._decoded(data)
         return body.model, self._chat(body, tenant)[0]
 
-    def _chat(self, body: ResponsesBody, tenant: str) -> tuple[Chat, Sequence[Message], int]:
-        """(chat, its messages without the instructions, characters of their calls' arguments)"""
+    def _chat(self, body: ResponsesBody, tenant: str) -> tuple[Chat, Conversation]:
+        """With the conversation so far, without the instructions."""
         use, turns = body.tool_use(), body.turns()
-        messages, argument_chars = self._whole_conversation(body.previous_response_id, tenant, turns)
+        asked = Conversation(turns.messages, turns.argument_chars, held_bytes(turns.messages))
+        if body.previous_response_id is not None:
+            asked = self._previous(body.previous_response_id, tenant) + asked
         spoken = [] if not body.instructions else [{"role": "system", "content": body.instructions}]
-        if (num := len(messages) + len(spoken)) > MAX_MESSAGES:
+        if (num := len(asked.messages) + len(spoken)) > MAX_MESSAGES:
             raise InvalidRequestError("input", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
-        size = argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
-        chat = Chat([*spoken, *messages], body.template_variables(), size, use, body.thinking_tokens())
-        return chat, messages, argument_chars
+        size = asked.argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
+        return Chat([*spoken, *asked.messages], body.template_variables(), size, use, body.thinking_tokens()), asked
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
@@ -94,8 +95,12 @@ class ResponsesDialect:
             top_p=sampling.top_p,
             **form.about,
         )
-        keep = partial(self._keep, form, tenant) if response.store else None
-        return ResponseAnswer(response, self._frontend.tokenizer, keep)
+        if form.kept is None:
+            return ResponseAnswer(response, self._frontend.tokenizer, None)
+        self._store.begin(response.id, tenant, form.kept)
+        answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep)
+        finalize(answer, self._store.forget_unanswered, response.id).atexit = False  # it may fail
+        return answer
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
         return openai_form(status, error, request_id)
@@ -109,27 +114,24 @@ class ResponsesDialect:
             Route(one, self._delete, methods=["DELETE"]),
         ]
 
-    def _whole_conversation(
-        self, previous_id: str | None, tenant: str, turns: Conversation
-    ) -> tuple[Sequence[Message], int]:
-        """(messages, characters of the arguments of their calls). Raises InvalidRequestError."""
-        if previous_id is None:
-            return turns.messages, turns.argument_chars
+    def _previous(self, response_id: str, tenant: str) -> Conversation:
+        """Raises InvalidRequestError."""
         if not self._store.limit_bytes:
             raise InvalidRequestError("previous_response_id", OFF)
-        stored = self._store.get(previous_id, tenant)
+        stored = self._store.get(response_id, tenant)
         if stored is None:
-            raise InvalidRequestError("previous_response_id", self._missing(previous_id))
-        return [*stored.messages, *turns.messages], stored.argument_chars + turns.argument_chars
+            raise InvalidRequestError("previous_response_id", self._missing(response_id))
+        return stored.conversation
 
     def _missing(self, response_id: str) -> str:
         held = f"for {self._store.ttl_s:g} s at most, in {self._store.limit_bytes} bytes, by the router that gave it"
         return f"{response_id[:100]!r} is not here: responses with store are kept {held}; send the whole input"
 
-    def _keep(self, form: _Form, tenant: str, response: Response) -> None:
-        argument_chars = form.argument_chars + sum(len(item.arguments or "") for item in response.output)
-        messages = [*form.messages, *_spoken(response.output)]
-        self._store.put(response.id, tenant, messages, argument_chars, encode_json(response))
+    def _keep(self, response: Response) -> None:
+        said = _spoken(response.output)
+        argument_chars = sum(len(item.arguments or "") for item in response.output)
+        conversation = Conversation(said, argument_chars, held_bytes(said))
+        self._store.finish(response.id, conversation, encode_json(response))
 
     async def _retrieve(self, http: Request) -> HttpResponse:
         response_id = http.path_params["response_id"]
@@ -169,7 +171,7 @@ def _about(body: ResponsesBody, chat: Chat, may_store: bool) -> dict[str, Any]:
         "store": may_store and body.store is not False,
         "max_output_tokens": body.max_output_tokens,
         "tools": body.tools.copy() if chat.tools is not None and chat.tools.tools else [],
-        "tool_choice": body.tool_choice or "auto",
+        "tool_choice": body.told_choice(),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": {"type": "text" if form is None else form.type, **described}},
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},

@@ -9,6 +9,7 @@ from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
 from router.api.http.openai_fields import ABSENT, RETENTIONS_S, CacheOptions, retention_s, session_keep_s
 from router.api.http.openai_types import thinking_variables, verbosity_variables
+from router.api.names import Name
 from router.api.openai_tools import (
     allowed_tools,
     check_distinct,
@@ -25,16 +26,17 @@ from router.api.tool_use import ToolChoice, ToolUse
 from runtime.errors import InvalidRequestError, shown
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
+MAX_DESCRIPTION_CHARS = 16 * 1024  # of a format, which the response repeats
 ONLY_FUNCTIONS = "must be 'function': the service runs no tools of its own"
 
-Name = Annotated[str, Meta(max_length=64)]
+Key = Annotated[str, Meta(max_length=64)]
 Value = Annotated[str, Meta(max_length=512)]
 
 
 class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str = "text"
-    name: str | None = None  # for the model's eyes, as is the next one
-    description: str | None = None
+    type: Name = "text"
+    name: Name | None = None  # for the model's eyes, as is the next one
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
     schema: Any = None
     strict: bool | None = None  # a schema holds either way
 
@@ -53,15 +55,15 @@ class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TextConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: str | None = None  # goes to the chat template
+    verbosity: Name | None = None  # goes to the chat template
 
 
 class Reasoning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    effort: str | None = None
-    summary: str | None = None  # without effect, as are those that follow: reasoning is told in full
-    generate_summary: str | None = None
-    context: str | None = None
-    mode: str | None = None
+    effort: Name | None = None
+    summary: Name | None = None  # without effect, as are those that follow: reasoning is told in full
+    generate_summary: Name | None = None
+    context: Name | None = None
+    mode: Name | None = None
 
 
 class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
@@ -91,7 +93,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
 
     input: str | Sequence[Item] | None = None
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Name | None = None
     store: bool | None = None
     tools: Raw = ABSENT
     tool_choice: Any = None
@@ -99,13 +101,13 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
-    include: Sequence[str] | None = None
+    include: Sequence[Name] | None = None
     top_logprobs: int | None = None
-    truncation: str | None = None
-    metadata: Annotated[dict[Name, Value], Meta(max_length=16)] | None = None
-    prompt_cache_retention: str | None = None
+    truncation: Name | None = None
+    metadata: Annotated[dict[Key, Value], Meta(max_length=16)] | None = None
+    prompt_cache_retention: Name | None = None
     prompt_cache_options: CacheOptions | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Name | None = None
     stop: str | list[str] | None = None  # as in the chat API
     background: Any = None
     conversation: Any = None
@@ -158,6 +160,17 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         verbosity = None if self.text is None else self.text.verbosity
         effort = None if self.reasoning is None else self.reasoning.effort
         return self.variables({**verbosity_variables(verbosity), **thinking_variables(effort)})
+
+    def told_choice(self) -> Any:
+        """What a response repeats of the choice, which is checked: what is known of it."""
+        match self.tool_choice:
+            case {"type": "function", "name": name}:
+                return {"type": "function", "name": name}
+            case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+                names = [tool.get("function", tool)["name"] for tool in tools]
+                told = [{"type": "function", "name": name} for name in names]
+                return {"type": "allowed_tools", "mode": mode, "tools": told}
+        return self.tool_choice or "auto"
 
     def tool_use(self) -> ToolUse:
         """Raises InvalidRequestError."""

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import Raw, Struct
 
 from router.api.http.openai_fields import ABSENT, plain_text, with_refusals
+from router.api.names import Name
 from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
 from router.api.validation import plain_role
 from router.text.chat_template import Message
@@ -15,7 +16,7 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: str
+    type: Name
     text: str | None = None
     annotations: Raw = ABSENT  # of an answer that is sent back; without effect, as are the next two
     logprobs: Raw = ABSENT
@@ -32,16 +33,16 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Item(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An item of any type. Without a type it is a message."""
 
-    type: str = "message"
-    role: str | None = None
+    type: Name = "message"
+    role: Name | None = None
     content: str | Sequence[Part] | None = None
-    call_id: str | None = None
-    name: str | None = None
+    call_id: Name | None = None
+    name: Name | None = None
     arguments: str | None = None
     output: str | Sequence[Part] | None = None
     summary: Sequence[Part] | None = None
-    id: str | None = None  # without effect, as are those that follow: they belong to an answer that is sent back
-    status: str | None = None
+    id: Name | None = None  # without effect, as are those that follow: they belong to an answer that is sent back
+    status: Name | None = None
     phase: Raw = ABSENT
     caller: Raw = ABSENT
     namespace: Raw = ABSENT

@@ -1,28 +1,47 @@
 """Responses that may be gone on from: in this router's memory, for a time and within a number of bytes. Any thread may
-ask."""
+ask.
+
+A conversation lies here from the time that its answer begins, and nowhere else, so that the limit holds for what is
+being answered, too.
+"""
 
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.text.chat_template import Message
 
 LEAST_BYTES = 4096  # that one response counts, so that small ones are bounded in number
-BYTES_PER_CHAR = 4
-BYTES_PER_OBJECT = 640  # of a message or call, beside its texts
-BYTES_PER_ARGUMENT_CHAR = 24  # of a call's JSON as Python objects: a list takes 64 bytes and is written in 3 characters
+
+
+class Conversation(Struct, frozen=True):
+    """Messages, without instructions."""
+
+    messages: list[Message] = []
+    argument_chars: int = 0  # of the calls in it
+    num_bytes: int = 0  # of memory that the messages take
+
+    def __add__(self, more: "Conversation") -> "Conversation":
+        return Conversation(
+            [*self.messages, *more.messages],
+            self.argument_chars + more.argument_chars,
+            self.num_bytes + more.num_bytes,
+        )
 
 
 class Stored(Struct, frozen=True):
     tenant: str
-    messages: Sequence[Message]  # the conversation with the answer, without instructions
-    argument_chars: int  # of the calls in it
-    body: bytes  # the response as JSON
-    num_bytes: int
+    conversation: Conversation
+    body: bytes  # the response as JSON; empty: it is being answered
     expires_s: float  # by the store's clock
+
+    @property
+    def num_bytes(self) -> int:
+        return max(LEAST_BYTES, self.conversation.num_bytes + len(self.body))
 
 
 class ResponseStore:
@@ -41,33 +60,50 @@ class ResponseStore:
         with self._lock:
             self._expire()
             stored = self._by_id.get(response_id)
-        return stored if stored is not None and stored.tenant == tenant else None
+        return stored if stored is not None and stored.tenant == tenant and stored.body else None
 
-    def put(self, response_id: str, tenant: str, messages: Sequence[Message], argument_chars: int, body: bytes) -> None:
-        """A response that is larger than the limit is not kept. For others to have room, the tenant that has most here
-        loses its oldest."""
-        num_bytes = max(LEAST_BYTES, _message_bytes(messages, argument_chars) + len(body))
-        if num_bytes > self.limit_bytes:
-            return
-        stored = Stored(tenant, messages, argument_chars, body, num_bytes, self._clock() + self.ttl_s)
+    def begin(self, response_id: str, tenant: str, asked: Conversation) -> None:
+        """The response is being answered. One that is larger than the limit is not kept. For others to have room, the
+        tenant that has most here loses its oldest."""
         with self._lock:
             self._expire()
-            while self.num_bytes + num_bytes > self.limit_bytes:
-                most = max(self._tenant_bytes, key=lambda each: self._tenant_bytes[each])
-                self._drop(next(iter(self._ids[most])))
-            self._by_id[response_id] = stored
-            self._ids[tenant][response_id] = None
-            self._tenant_bytes[tenant] += num_bytes
-            self.num_bytes += num_bytes
+            self._put(response_id, Stored(tenant, asked, b"", self._clock() + self.ttl_s))
+
+    def finish(self, response_id: str, said: Conversation, body: bytes) -> None:
+        """The response is complete. Nothing is kept of one that has lost its place."""
+        with self._lock:
+            self._expire()
+            if (stored := self._by_id.get(response_id)) is not None:
+                self._drop(response_id)
+                whole = stored.conversation + said
+                expires_s = self._clock() + self.ttl_s
+                self._put(response_id, replace(stored, conversation=whole, body=body, expires_s=expires_s))
+
+    def forget_unanswered(self, response_id: str) -> None:
+        """Nobody answers the response any more."""
+        with self._lock:
+            if (stored := self._by_id.get(response_id)) is not None and not stored.body:
+                self._drop(response_id)
 
     def delete(self, response_id: str, tenant: str) -> bool:
         """False: there is none."""
         with self._lock:
             stored = self._by_id.get(response_id)
-            found = stored is not None and stored.tenant == tenant
+            found = stored is not None and stored.tenant == tenant and bool(stored.body)
             if found:
                 self._drop(response_id)
             return found
+
+    def _put(self, response_id: str, stored: Stored) -> None:
+        if stored.num_bytes > self.limit_bytes:
+            return
+        while self.num_bytes + stored.num_bytes > self.limit_bytes:
+            most = max(self._tenant_bytes, key=lambda each: self._tenant_bytes[each])
+            self._drop(next(iter(self._ids[most])))
+        self._by_id[response_id] = stored
+        self._ids[stored.tenant][response_id] = None
+        self._tenant_bytes[stored.tenant] += stored.num_bytes
+        self.num_bytes += stored.num_bytes
 
     def _expire(self) -> None:
         now_s = self._clock()
@@ -81,10 +117,3 @@ class ResponseStore:
         self.num_bytes -= stored.num_bytes
         if not self._ids[stored.tenant]:
             del self._ids[stored.tenant], self._tenant_bytes[stored.tenant]
-
-
-def _message_bytes(messages: Sequence[Message], argument_chars: int) -> int:
-    """At most what the messages take in memory."""
-    objects = sum(1 + len(message.get("tool_calls", ())) for message in messages)
-    chars = sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in messages)
-    return BYTES_PER_OBJECT * objects + BYTES_PER_CHAR * chars + BYTES_PER_ARGUMENT_CHAR * argument_chars

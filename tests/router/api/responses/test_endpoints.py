@@ -374,3 +374,25 @@ async def test_a_client_that_leaves_ends_the_work(client: openai.AsyncOpenAI, ge
         await anext(aiter(stream))
     async with asyncio.timeout(60):
         await generator.cancelled.wait()
+
+
+async def test_a_conversation_is_charged_while_it_is_answered_and_gone_when_its_answer_fails(
+    generator: ScriptedGenerator, folder: Path
+) -> None:
+    store, generator.stuck_at = ResponseStore(1 << 20, 60.0), 4
+    call = {"type": "function_call", "call_id": "c", "name": "n", "arguments": json.dumps({"a": [[]] * 1000})}
+    asked = ASKED | {"input": [call, {"type": "function_call_output", "call_id": "c", "output": "d"}]}
+    async with serving(talking_frontend(generator, folder), store) as server, client_of(server) as client:
+        async with client.responses.stream(**asked) as stream:
+            await anext(aiter(stream))
+            assert store.num_bytes > 64_000, "each list takes 64 bytes"
+            assert not store.get((await anext(aiter(stream))).response.id, "")
+        async with asyncio.timeout(60):
+            await generator.cancelled.wait()
+        generator.error, generator.stuck_at = UnavailableError("all workers are gone"), None
+        with pytest.raises(openai.InternalServerError):
+            await client.responses.create(**asked)
+        generator.error = None  # whose traceback knows the answer
+        async with asyncio.timeout(60):
+            while store.num_bytes:
+                await asyncio.sleep(0.01)

@@ -1,6 +1,6 @@
-from router.api.responses.store import BYTES_PER_OBJECT, LEAST_BYTES, ResponseStore
+from router.api.responses.store import LEAST_BYTES, Conversation, ResponseStore
 
-MESSAGES = [{"role": "user", "content": "a"}]
+CONVERSATION = Conversation([{"role": "user", "content": "a"}], 0, 500)
 
 
 class Clock:
@@ -12,7 +12,8 @@ class Clock:
 
 def put(store: ResponseStore, *ids: str, tenant: str = "a", chars: int = 0) -> None:
     for response_id in ids:
-        store.put(response_id, tenant, MESSAGES, 0, b"x" * chars)
+        store.begin(response_id, tenant, CONVERSATION)
+        store.finish(response_id, Conversation(), b"x" * max(1, chars))
 
 
 def held(store: ResponseStore, *ids: str, tenant: str = "a") -> list[bool]:
@@ -49,10 +50,34 @@ def test_what_is_larger_than_the_store_is_not_kept_and_displaces_nothing() -> No
     put(store, "1")
     put(store, "2", chars=2 * LEAST_BYTES)
     assert held(store, "1", "2") == [True, False]
-    many = MESSAGES * (2 * LEAST_BYTES // BYTES_PER_OBJECT + 1)
-    store.put("3", "a", many, 0, b"")
-    store.put("4", "a", [{"role": "assistant", "content": "", "tool_calls": [{}]}], LEAST_BYTES, b"")
-    assert held(store, "1", "3", "4") == [True, False, False]
+    store.begin("3", "a", Conversation([], 0, 2 * LEAST_BYTES + 1))
+    store.finish("3", Conversation(), b"x")
+    assert held(store, "1", "3") == [True, False]
+
+
+def test_what_is_being_answered_counts_and_is_shown_to_nobody() -> None:
+    store = ResponseStore(4 * LEAST_BYTES, 10.0)
+    put(store, "1", "2")
+    store.begin("3", "a", Conversation([], 0, 3 * LEAST_BYTES))
+    assert held(store, "1", "2", "3") == [False, True, False]
+    assert not store.delete("3", "a")
+    assert store.num_bytes == 4 * LEAST_BYTES
+    store.finish("3", Conversation([{"role": "assistant", "content": "b"}], 2, 100), b"body")
+    stored = store.get("3", "a")
+    assert stored is not None
+    assert (len(stored.conversation.messages), stored.conversation.argument_chars) == (1, 2)
+    assert store.num_bytes == stored.num_bytes == 3 * LEAST_BYTES + 104
+
+
+def test_an_answer_that_fails_or_has_lost_its_place_leaves_nothing() -> None:
+    store = ResponseStore(4 * LEAST_BYTES, 10.0)
+    store.begin("1", "a", CONVERSATION)
+    store.forget_unanswered("1")
+    store.finish("1", CONVERSATION, b"body")
+    assert (store.num_bytes, held(store, "1")) == (0, [False])
+    put(store, "2")
+    store.forget_unanswered("2")
+    assert held(store, "2") == [True]
 
 
 def test_a_response_is_its_tenants_alone() -> None:
