@@ -3,6 +3,7 @@
 BatonError
 ├── InvalidRequestError     the caller's input; names the field and the limit
 │   ├── UnknownModelError
+│   ├── UnknownFieldError     says which known one is like it
 │   ├── ContextLengthError    longer than the model or any worker's pool takes
 │   └── BodyTooLargeError
 ├── ConfigError             serving.yaml, a flag or a model folder
@@ -20,10 +21,14 @@ BatonError
 └── ModelError              weights, tokenizer or configuration of a model cannot be used
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 SHOWN_CHARS = 100  # of a word in a refusal, which may repeat a number of any length
+LIKENESS = 0.75  # of a known name, to be taken for what an unknown one was meant to be: 1 is equal
+MATCHED_CHARS = 40  # of an unknown name: looking for its neighbour takes the longer the longer it is
 _LONG_WORD = re.compile(rf"\b(\w{{{SHOWN_CHARS}}})\w+")
 
 
@@ -33,6 +38,12 @@ def shown(value: object) -> str:
         return repr(value) if len(value) <= SHOWN_CHARS else f"{value[:SHOWN_CHARS]!r}..."
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def nearest(name: str, known: Iterable[str], kind: str = "field", prefix: str = "") -> str:
+    """What the refusal of an unknown name adds: the known one that is like it, behind `prefix`, or else nothing."""
+    near = difflib.get_close_matches(name[:MATCHED_CHARS], known, n=1, cutoff=LIKENESS)
+    return f"; the nearest known {kind} is {prefix + near[0]!r}" if near else ""
 
 
 class BatonError(Exception):
@@ -56,6 +67,14 @@ class InvalidRequestError(BatonError):
         self.field = field
         self.problem = _LONG_WORD.sub(r"\1...", problem)
         super().__init__(f"{field}: {self.problem}")
+
+
+class UnknownFieldError(InvalidRequestError):
+    """`field`: with its path. `near`: what to add of the known one that is like it, if any."""
+
+    def __init__(self, field: str, near: str) -> None:
+        self.near = near
+        super().__init__(field, f"is not known here{near or '; leave it out'}")
 
 
 class UnknownModelError(InvalidRequestError):

@@ -1,13 +1,12 @@
 """Requests for text, from Python's own types."""
 
-import difflib
 from collections.abc import Mapping, Sequence, Set
 from json import dumps
 from typing import Any, Literal, TypedDict, cast
 
 from baton.client.chat import CHAT_FIELDS, Message, Tool, chat_messages, set_field
 from baton_proto.generated import inference_pb2 as pb
-from runtime.errors import InvalidRequestError, shown
+from runtime.errors import InvalidRequestError, UnknownFieldError, nearest, shown
 
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat."""
@@ -70,8 +69,7 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
         elif name in Options.__annotations__:
             set_field(request, name, value)
         else:
-            (near,) = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.0)
-            raise InvalidRequestError(name, f"is not known here; the nearest known field is {near!r}")
+            raise UnknownFieldError(name, nearest(name, Options.__annotations__))
     if not has_order(prompt) or not hasattr(prompt, "__len__"):
         raise InvalidRequestError("prompt", f"must be a text, token ids or messages, not {type(prompt).__name__}")
     is_chat = len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -1,13 +1,12 @@
 """What serving.yaml says, as arguments of vLLM's engine: the section `engine`, and the section `vllm` as it stands."""
 
-import difflib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, nearest
 
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
 CPU_BLOCK_TOKENS = 32  # vLLM's attention on a CPU takes multiples
@@ -84,8 +83,8 @@ def vllm_arguments(
     check_sharing(config)
     for name in config.vllm:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ConfigError(f"vllm.{name}", f"this vLLM has no such engine argument; the nearest is {near[0]!r}")
+            near = nearest(name, known, "one")
+            raise ConfigError(f"vllm.{name}", f"this vLLM has no such engine argument{near}")
     engine = config.engine
     if on_cpu and engine.block_size % CPU_BLOCK_TOKENS:
         problem = f"vLLM's blocks on a CPU hold a multiple of {CPU_BLOCK_TOKENS} tokens: set 32, 64 or 128"

@@ -3,7 +3,6 @@
 The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
 """
 
-import difflib
 import functools
 import operator
 import re
@@ -37,7 +36,7 @@ from runtime.config.types import (
 )
 from runtime.config.workers import WorkerEngine, WorkersConfig
 from runtime.config.yaml_file import read_yaml
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, nearest
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -342,8 +341,8 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
     for key, value in data.items():
         at = ".".join((*path, str(key)))
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)
-            raise ConfigError(f"{where}: {at}", f"unknown key; the nearest known one is {'.'.join((*path, near[0]))!r}")
+            near = nearest(str(key), fields, "one", "".join(f"{part}." for part in path))
+            raise ConfigError(f"{where}: {at}", f"unknown key{near or '; serving.yaml has all'}")
         inner = fields[key]
         sections = [kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, Struct)]
         if sections and get_origin(inner) is not tuple:

@@ -1,6 +1,5 @@
 """What a request of the Open Inference Protocol says: tensors and parameters of these names, whoever writes them."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from router.api.grpc.tensors import BYTES, read_inputs
 from router.api.json_shape import check_depth
 from router.api.sampling_options import Options
 from router.api.validation import Prompt
-from runtime.errors import InvalidRequestError, shown
+from runtime.errors import InvalidRequestError, UnknownFieldError, nearest, shown
 
 MAX_JSON_CHARS: Final = 64 * 1024
 ANY: Final = -1
@@ -66,8 +65,7 @@ def read_wish(request: pb.ModelInferRequest, max_model_len: int) -> Wish:
             raise InvalidRequestError(name, f"cannot be {shown(value)} here; leave it out")
     for name in given:
         if name not in KNOWN:
-            (near,) = difflib.get_close_matches(name[:40], KNOWN, n=1, cutoff=0.0)
-            raise InvalidRequestError(name[:40], f"is not known here; the nearest known input is {near!r}")
+            raise UnknownFieldError(name[:40], nearest(name, KNOWN, "input"))
     prompt_field, prompt = _prompt(given)
     stop, n, timeout_us = given.pop("stop", ()), given.pop("n", None), given.pop("timeout", None)
     stream = _typed(STREAM, _single(STREAM, given.pop(STREAM, False)), bool)

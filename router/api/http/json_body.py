@@ -3,7 +3,6 @@
 A body of IN_PLACE_BYTES is decoded in less than a millisecond; the shape of a longer one is looked at before.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -17,10 +16,10 @@ from router.api.json_shape import check_shape
 from router.api.names import too_long
 from router.api.sampling_options import Options
 from router.api.validation import IN_PLACE_BYTES, Prompt
-from runtime.errors import InvalidRequestError
+from runtime.errors import InvalidRequestError, UnknownFieldError, nearest
 from runtime.side_lane import SideLane
 
-SHOWN_CHARS: Final = 40  # of an unknown name; looking for its neighbour takes the longer the longer it is
+SHOWN_CHARS: Final = 40  # of an unknown name
 
 # Half of an emoji, which a program leaves that cuts text by UTF-16 units; msgspec takes it for the end of the data.
 _HALF_CHARACTER = re.compile(
@@ -98,12 +97,14 @@ def _refusal(problem: str, kind: type[Struct]) -> InvalidRequestError:
     if "unknown field" in ours:
         known_types: Mapping[str, type[Struct]] = getattr(kind, "inner", _INNER)
         inner = known_types.get(_INDEX.sub("", field).rpartition(".")[2], kind)
-        hidden = unserved_fields(kind)
-        served = [known for known in inner.__struct_fields__ if known not in hidden]
-        (near,) = difflib.get_close_matches(name, served, n=1, cutoff=0.0)
-        problem = f"is not known here; the nearest known field is {near!r}"
-        return InvalidRequestError(".".join(filter(None, (field, name))), problem)
+        return UnknownFieldError(".".join(filter(None, (field, name))), nearest(name, served_fields(inner, kind)))
     return InvalidRequestError(field or "body", problem)
+
+
+def served_fields(inner: type[Struct], kind: type[Struct]) -> list[str]:
+    """The fields of a body of this kind, or of a part of it, that have an effect."""
+    hidden = unserved_fields(kind)
+    return [known for known in inner.__struct_fields__ if known not in hidden]
 
 
 def unserved_fields(kind: type[Struct]) -> Collection[str]:

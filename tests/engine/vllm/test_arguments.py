@@ -45,7 +45,7 @@ def test_random_streams_are_wound_back_by_us_on_cpus_alone() -> None:
 
 def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_s_and_refused_if_the_users() -> None:
     assert "enable_prefix_caching" in arguments({})
-    with pytest.raises(ConfigError, match=r"vllm\.quantisation: .* nearest is 'quantization'"):
+    with pytest.raises(ConfigError, match=r"vllm\.quantisation: .* nearest known one is 'quantization'"):
         arguments({"vllm": {"quantisation": "fp8"}})
 
 
