@@ -29,6 +29,11 @@ class ToolUse(Struct, frozen=True):
     allowed: Collection[str] | None = None  # the tools that may be called; None: all
     strict: Collection[str] = ()  # tools whose calls match their schema, also with "auto"
     schema_field: str = SCHEMA_FIELD  # the caller's name of a tool's schema, with {} for the tool's number
+    schema_fields: Sequence[str] = ()  # the same of each tool, where they are not simply numbered
+
+    def schema_name(self, index: int) -> str:
+        """The caller's name of a tool's schema."""
+        return self.schema_fields[index] if self.schema_fields else self.schema_field.format(index)
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Of the tools that may be called."""

@@ -230,7 +230,7 @@ async def _check_calls(frontend: Frontend, use: ToolUse, calls: Grammar, deadlin
         for name, schema in use.schemas().items():
             index = [tool["function"]["name"] for tool in use.tools].index(name)
             alone = Grammar("json_schema", json.dumps(schema))
-            await _check_grammar(frontend, alone, use.schema_field.format(index), deadline_s)
+            await _check_grammar(frontend, alone, use.schema_name(index), deadline_s)
         problem = "make a grammar that cannot be followed; give fewer tools, or simpler schemas"
         raise InvalidRequestError("tools", problem) from None
 

@@ -1,7 +1,7 @@
 """Makes a response of a request's pieces. A whole response is what the events of a streamed one add up to."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import UNSET, Struct
 
@@ -10,6 +10,7 @@ from router.api.http.openai_chat import TokenLogprob, token_logprobs
 from router.api.responses.output import (
     ArgumentsEvent,
     Incomplete,
+    InputEvent,
     InputTokensDetails,
     ItemEvent,
     OutputItem,
@@ -23,6 +24,7 @@ from router.api.responses.output import (
     ResponseUsage,
     TextEvent,
 )
+from router.api.responses.tools import CalledAs, input_of
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
@@ -33,15 +35,20 @@ Keep = Callable[[Response], None]
 class ResponseAnswer:
     of_prompts = None
 
-    def __init__(self, response: Response, tokenizer: Tokenizer, keep: Keep | None) -> None:
-        """`response`: what was asked; `keep`: for the response when it is complete."""
+    def __init__(
+        self, response: Response, tokenizer: Tokenizer, keep: Keep | None, called_as: Mapping[str, CalledAs]
+    ) -> None:
+        """`response`: what was asked; `keep`: for the response when it is complete; `called_as`: by the names that
+        calls have in the answer."""
         self._response = response
         self._tokenizer = tokenizer
         self._keep = keep
+        self._called_as = called_as
         self._number = 0  # of the next event
         self._num_cut = 0  # calls that a stream has begun and that are no part of the response
         self._item: OutputItem | None = None  # that is being written, the last of the output
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is still to come
+        self._arguments = ""  # of the call of a custom tool that is being written
         self._reasoning_tokens = 0
         self._cut = False
 
@@ -103,22 +110,36 @@ class ResponseAnswer:
                 yield from self._write("reasoning", text)
             case CallBegun(_, call_id, name):
                 self._logprobs = []
-                yield from self._begin(
-                    OutputItem("function_call", self._new_id("fc"), call_id=call_id, name=name, arguments="")
-                )
+                yield from self._begin(self._call_item(call_id, self._called_as.get(name) or CalledAs(name)))
+            case Arguments(_, text) if self._is_custom:
+                self._arguments += text
             case Arguments(_, text):
                 item = self._open("function_call")
                 item.arguments = (item.arguments or "") + text
                 kind = "response.function_call_arguments.delta"
                 yield ArgumentsEvent(kind, self._next(), self._index, item.id, delta=text)
             case CallCut():  # nobody may make the call; a response that is complete has no item that is not done
-                item = self._open("function_call")
+                item = self._open("custom_tool_call" if self._is_custom else "function_call")
                 item.status = "incomplete"
                 if not self._cut:
                     yield ItemEvent("response.output_item.done", self._next(), self._index, item)
                 self._response.output.pop()
                 self._num_cut += 1
                 self._item = None
+
+    def _call_item(self, call_id: str, called: CalledAs) -> OutputItem:
+        if called.kind == "function":
+            item = OutputItem("function_call", self._new_id("fc"), call_id=call_id, name=called.name, arguments="")
+        else:
+            item = OutputItem("custom_tool_call", self._new_id("ctc"), call_id=call_id, name=called.name, input="")
+            self._arguments = ""
+        if called.namespace is not None:
+            item.namespace = called.namespace
+        return item
+
+    @property
+    def _is_custom(self) -> bool:
+        return self._item is not None and self._item.type == "custom_tool_call"
 
     def _write(self, kind: str, text: str) -> Iterator[Struct]:
         """Adds to the text of an item of the kind, which begins with it as the case may be."""
@@ -158,6 +179,11 @@ class ResponseAnswer:
             kind = "response.function_call_arguments.done"
             done = {"arguments": item.arguments, "name": item.name}
             yield ArgumentsEvent(kind, self._next(), self._index, item.id, **done)
+        if item.type == "custom_tool_call":
+            item.input = input_of(self._arguments)
+            kind = "response.custom_tool_call_input"
+            yield InputEvent(f"{kind}.delta", self._next(), self._index, item.id, delta=item.input)
+            yield InputEvent(f"{kind}.done", self._next(), self._index, item.id, input=item.input)
         for part in item.content or ():
             where = self._next(), self._index, item.id, 0
             if isinstance(part, OutputText):

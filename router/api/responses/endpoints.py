@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import finalize
 
@@ -16,13 +16,14 @@ from router.api.held_bytes import held_bytes
 from router.api.http.dialect import Asked
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
 from router.api.http.generation import enter_tenant
-from router.api.http.json_body import decode_body, refuse_not_served
+from router.api.http.json_body import refuse_not_served
 from router.api.http.json_response import encode_json, json_response
 from router.api.openai_tools import plain_call
 from router.api.responses.answer import ResponseAnswer, text_of
-from router.api.responses.fields import OpenResponsesBody, ResponsesBody
+from router.api.responses.fields import ResponsesBody, read_responses_body
 from router.api.responses.output import InputTokens, OutputItem, Response
 from router.api.responses.store import Conversation, ResponseStore
+from router.api.responses.tools import INPUT, CalledAs, ClientTools, Warned
 from router.api.sampling_options import Options
 from router.api.token_count import TokenCounter
 from router.api.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
@@ -39,6 +40,7 @@ class _Form(Struct, frozen=True):
     """What the answer says of the request."""
 
     about: dict[str, Any]  # fields of the response
+    called_as: Mapping[str, CalledAs]
     kept: Conversation | None  # None: nobody goes on from the response
 
 
@@ -48,31 +50,36 @@ class ResponsesDialect:
     def __init__(self, frontend: Frontend, store: ResponseStore) -> None:
         self._frontend = frontend
         self._store = store
-        self._body = ResponsesBody if frontend.unknown_fields == "refuse" else OpenResponsesBody
+        self._is_strict = frontend.unknown_fields == "refuse"
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
-        body = self._decoded(data)
+        body, unknown = self._decoded(data)
         options = body.options()
         if body.store and not self._store.limit_bytes:
             raise InvalidRequestError("store", OFF)
-        chat, conversation = self._chat(body, tenant)
-        about = _about(body, chat, bool(self._store.limit_bytes))
-        form = _Form(about, conversation if about["store"] else None)
+        tools = body.client_tools()
+        chat, conversation, left_out = self._chat(body, tenant, tools)
+        about = _about(body, chat, tools, bool(self._store.limit_bytes))
+        if warnings := [*unknown, *tools.warnings, *left_out]:
+            about["warnings"] = warnings
+        form = _Form(about, tools.called_as, conversation if about["store"] else None)
         return body.asked("input", body.keep_s(), form), options, [chat]
 
-    def _decoded(self, data: bytes) -> ResponsesBody:
-        body = decode_body(data, self._body)
+    def _decoded(self, data: bytes) -> tuple[ResponsesBody, Sequence[Warned]]:
+        body, unknown = read_responses_body(data, self._is_strict)
         refuse_not_served(body, body.not_served)
-        return body
+        return body, unknown
 
     def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
-        body = self._decoded(data)
-        return body.model, self._chat(body, tenant)[0]
+        body, _ = self._decoded(data)
+        return body.model, self._chat(body, tenant, body.client_tools())[0]
 
-    def _chat(self, body: ResponsesBody, tenant: str) -> tuple[Chat, Conversation]:
-        """With the conversation so far, without the instructions."""
-        use, turns = body.tool_use(), body.turns()
+    def _chat(
+        self, body: ResponsesBody, tenant: str, tools: ClientTools
+    ) -> tuple[Chat, Conversation, Sequence[Warned]]:
+        """With the conversation so far, without the instructions, and what of the input is left out."""
+        turns = body.turns()
         asked = Conversation(turns.messages, turns.argument_chars, held_bytes(turns.messages))
         if body.previous_response_id is not None:
             asked = self._previous(body.previous_response_id, tenant) + asked
@@ -80,7 +87,9 @@ class ResponsesDialect:
         if (num := len(asked.messages) + len(spoken)) > MAX_MESSAGES:
             raise InvalidRequestError("input", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
         size = asked.argument_chars + memoryview(body.tools).nbytes + memoryview(body.chat_template_kwargs).nbytes
-        return Chat([*spoken, *asked.messages], body.template_variables(), size, use, body.thinking_tokens()), asked
+        messages = [*spoken, *asked.messages]
+        chat = Chat(messages, body.template_variables(), size, tools.use, body.thinking_tokens())
+        return chat, asked, turns.warnings
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
@@ -96,9 +105,9 @@ class ResponsesDialect:
             **form.about,
         )
         if form.kept is None:
-            return ResponseAnswer(response, self._frontend.tokenizer, None)
+            return ResponseAnswer(response, self._frontend.tokenizer, None, form.called_as)
         self._store.begin(response.id, tenant, form.kept)
-        answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep)
+        answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep, form.called_as)
         finalize(answer, self._store.forget_unanswered, response.id).atexit = False  # it may fail
         return answer
 
@@ -129,7 +138,7 @@ class ResponsesDialect:
 
     def _keep(self, response: Response) -> None:
         said = _spoken(response.output)
-        argument_chars = sum(len(item.arguments or "") for item in response.output)
+        argument_chars = sum(len(item.arguments or item.input or "") for item in response.output)
         conversation = Conversation(said, argument_chars, held_bytes(said))
         self._store.finish(response.id, conversation, encode_json(response))
 
@@ -160,7 +169,7 @@ class ResponsesDialect:
         return json_response(ErrorAnswer(body), 404)
 
 
-def _about(body: ResponsesBody, chat: Chat, may_store: bool) -> dict[str, Any]:
+def _about(body: ResponsesBody, chat: Chat, tools: ClientTools, may_store: bool) -> dict[str, Any]:
     """The fields of a response that repeat what was asked."""
     text, reasoning = body.text, body.reasoning
     form = None if text is None else text.format
@@ -171,7 +180,7 @@ def _about(body: ResponsesBody, chat: Chat, may_store: bool) -> dict[str, Any]:
         "store": may_store and body.store is not False,
         "max_output_tokens": body.max_output_tokens,
         "tools": body.tools.copy() if chat.tools is not None and chat.tools.tools else [],
-        "tool_choice": body.told_choice(),
+        "tool_choice": tools.told_choice(),
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": {"type": "text" if form is None else form.type, **described}},
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
@@ -192,8 +201,10 @@ def _spoken(output: Sequence[OutputItem]) -> list[Message]:
         elif item.type == "message":
             said["content"] += text_of(item)
         else:
-            arguments = _object(str(item.arguments))
-            said.setdefault("tool_calls", []).append(plain_call(str(item.call_id), str(item.name), arguments))
+            is_custom = item.type == "custom_tool_call"
+            arguments = {INPUT: item.input} if is_custom else _object(str(item.arguments))
+            called = CalledAs(str(item.name), namespace=item.namespace or None).plain
+            said.setdefault("tool_calls", []).append(plain_call(str(item.call_id), called, arguments))
     return [said] if output else []
 
 

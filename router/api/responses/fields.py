@@ -3,31 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
 from router.api.extensions import ExtendedBody
+from router.api.http.json_body import SHOWN_CHARS, decode_body, served_fields
 from router.api.http.openai_fields import ABSENT, RETENTIONS_S, CacheOptions, retention_s, session_keep_s
-from router.api.http.openai_types import thinking_variables, verbosity_variables
+from router.api.http.openai_types import ChatBody, CompletionBody, thinking_variables, verbosity_variables
 from router.api.names import Name
-from router.api.openai_tools import (
-    allowed_tools,
-    check_distinct,
-    check_function,
-    check_named,
-    check_some,
-    plain_tool,
-    read_tools,
-)
-from router.api.responses.items import Conversation, Item, Part
+from router.api.responses.items import Conversation, Item
+from router.api.responses.tools import MAX_WARNED, ClientTools, Warned, client_tools
 from router.api.sampling_options import Options
 from router.api.structured_output import schema_grammar
-from router.api.tool_use import ToolChoice, ToolUse
-from runtime.errors import InvalidRequestError, shown
+from runtime.errors import InvalidRequestError, UnknownFieldError, nearest, shown
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 MAX_DESCRIPTION_CHARS = 16 * 1024  # of a format, which the response repeats
-ONLY_FUNCTIONS = "must be 'function': the service runs no tools of its own"
 
 Key = Annotated[str, Meta(max_length=64)]
 Value = Annotated[str, Meta(max_length=512)]
@@ -70,10 +62,6 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     """POST /v1/responses"""
 
     inner: ClassVar[Mapping[str, type[Struct]]] = {
-        "input": Item,
-        "content": Part,
-        "output": Part,
-        "summary": Part,
         "text": TextConfig,
         "format": TextFormat,
         "reasoning": Reasoning,
@@ -88,7 +76,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     }
     without_effect: ClassVar[Sequence[str]] = (
         *("user", "safety_identifier", "service_tier", "stream_options", "max_tool_calls"),
-        *("access_programs", "image"),
+        *("access_programs", "image", "client_metadata"),
     )
 
     input: str | Sequence[Item] | None = None
@@ -121,6 +109,7 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     max_tool_calls: Raw = ABSENT
     access_programs: Raw = ABSENT
     image: Raw = ABSENT
+    client_metadata: Raw = ABSENT
 
     def keep_s(self) -> float:
         """Raises InvalidRequestError."""
@@ -161,61 +150,12 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         return self.variables({**verbosity_variables(verbosity), **thinking_variables(effort)})
 
-    def told_choice(self) -> Any:
-        """What a response repeats of the choice, which is checked: what is known of it."""
-        match self.tool_choice:
-            case {"type": "function", "name": name}:
-                return {"type": "function", "name": name}
-            case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-                names = [tool.get("function", tool)["name"] for tool in tools]
-                told = [{"type": "function", "name": name} for name in names]
-                return {"type": "allowed_tools", "mode": mode, "tools": told}
-        return self.tool_choice or "auto"
-
-    def tool_use(self) -> ToolUse:
+    def client_tools(self) -> ClientTools:
         """Raises InvalidRequestError."""
-        tools, names, strict = [], [], []
-        for i, tool in enumerate(read_tools(self.tools)):
-            if tool.get("type") != "function":
-                raise InvalidRequestError(f"tools[{i}].type", f"is {shown(tool.get('type'))}, {ONLY_FUNCTIONS}")
-            names.append(check_function(f"tools[{i}]", tool))
-            tools.append(plain_tool(names[-1], tool.get("description"), tool.get("parameters")))
-            strict += names[-1:] if tool.get("strict") is True else []
-        check_distinct("tools[{}].name", names)
-        kind, named, allowed = _choice(self.tool_choice, names)
-        return ToolUse(
-            tools,
-            kind,
-            named,
-            self.parallel_tool_calls is not False,
-            allowed,
-            strict,
-            schema_field="tools[{}].parameters",
-        )
+        return client_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
-def _choice(choice: Any, names: Sequence[str]) -> tuple[ToolChoice, str | None, Sequence[str] | None]:
-    """(kind, name of the tool that must be called, names of those that may be). Raises InvalidRequestError."""
-    if choice in (None, "none", "auto", "required"):
-        check_some("tool_choice", choice, names)
-        return choice or "auto", None, None
-    match choice:
-        case {"type": "function"}:
-            return "required", check_named("tool_choice.name", choice.get("name"), names), None
-        case {"type": "allowed_tools"}:
-            kind, allowed = allowed_tools("tool_choice", choice, names)
-            return kind, None, allowed
-    form = "'none', 'auto', 'required', {'type': 'function', 'name': ...} or of type 'allowed_tools'"
-    raise InvalidRequestError("tool_choice", f"must be {form}")
-
-
-class OpenPart(Part, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
-
-
-class OpenItem(Item, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    content: str | Sequence[OpenPart] | None = None
-    output: str | Sequence[OpenPart] | None = None
-    summary: Sequence[OpenPart] | None = None
+class _TolerantBody(ResponsesBody, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
 
 
 class OpenTextConfig(TextConfig, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
@@ -224,7 +164,29 @@ class OpenTextConfig(TextConfig, frozen=True, kw_only=True, forbid_unknown_field
 class OpenReasoning(Reasoning, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
 
 
-class OpenResponsesBody(ResponsesBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    input: str | Sequence[OpenItem] | None = None
+class OpenResponsesBody(_TolerantBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
     text: OpenTextConfig | None = None
     reasoning: OpenReasoning | None = None
+
+
+_OF_OTHER_APIS = frozenset((*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__))
+
+
+def read_responses_body(data: bytes, is_strict: bool) -> tuple[ResponsesBody, list[Warned]]:
+    """The body, and its unknown fields. Clients of this API bring fields of their own, which change no answer. A field
+    that another API here knows, or that is like a known one, would change it and is refused, as is an unknown one in
+    `text` and `reasoning`. Not strict: no field is looked at. Raises InvalidRequestError."""
+    if not is_strict:
+        return decode_body(data, OpenResponsesBody), []
+    try:
+        return decode_body(data, ResponsesBody), []
+    except UnknownFieldError as error:
+        if error.near:
+            raise
+    body = decode_body(data, _TolerantBody)
+    unknown = [name for name in msgspec.json.decode(data, type=dict[str, Raw]) if not hasattr(body, name)]
+    for name in unknown:
+        near = nearest(name, served_fields(ResponsesBody, ResponsesBody))
+        if near or name in _OF_OTHER_APIS:
+            raise UnknownFieldError(name[:SHOWN_CHARS], near)
+    return body, [Warned(name[:SHOWN_CHARS], "is not known here and is left out") for name in unknown[:MAX_WARNED]]

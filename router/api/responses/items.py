@@ -1,52 +1,44 @@
 """The items of a conversation as the Responses API writes them, and the messages that chat templates know."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from router.api.http.openai_fields import ABSENT, plain_text, with_refusals
+from router.api.http.openai_fields import plain_text, with_refusals
 from router.api.names import Name
 from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
+from router.api.responses.tools import INPUT, MAX_WARNED, CalledAs, Warned
 from router.api.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError, shown
 
+_OF_HOSTED_TOOLS = re.compile(r"\w+_call(_output)?|mcp_\w+")  # types of items that tell of tools that others have run
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Part(Struct, frozen=True, kw_only=True):
+    """Has fields of an answer that is sent back, too, which change nothing."""
+
     type: Name
     text: str | None = None
-    annotations: Raw = ABSENT  # of an answer that is sent back; without effect, as are the next two
-    logprobs: Raw = ABSENT
-    prompt_cache_breakpoint: Raw = ABSENT
     refusal: str | None = None  # of a part of that type, which is read as a text
-    image_url: Raw = ABSENT  # of parts of other types, which are refused as such, as are the next ones
-    file_id: Raw = ABSENT
-    file_data: Raw = ABSENT
-    file_url: Raw = ABSENT
-    filename: Raw = ABSENT
-    detail: Raw = ABSENT
 
 
-class Item(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An item of any type. Without a type it is a message."""
+class Item(Struct, frozen=True, kw_only=True):
+    """An item of any type, likewise with more fields. Without a type it is a message."""
 
     type: Name = "message"
     role: Name | None = None
     content: str | Sequence[Part] | None = None
     call_id: Name | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | Sequence[Part] | None = None
     summary: Sequence[Part] | None = None
-    id: Name | None = None  # without effect, as are those that follow: they belong to an answer that is sent back
-    status: Name | None = None
-    phase: Raw = ABSENT
-    caller: Raw = ABSENT
-    namespace: Raw = ABSENT
-    encrypted_content: Raw = ABSENT  # ours is never encrypted
 
 
 class Conversation:
@@ -55,11 +47,16 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.argument_chars = 0
+        self.warnings: list[Warned] = []
         self._turn: dict[str, Any] | None = None
 
     def add(self, where: str, item: Item) -> None:
         """Raises InvalidRequestError."""
         take = _KINDS.get(item.type)
+        if take is None and _OF_HOSTED_TOOLS.fullmatch(item.type):
+            if len(self.warnings) < MAX_WARNED:
+                self.warnings.append(Warned(where, f"items of the type {shown(item.type)} are left out of the prompt"))
+            return
         if take is None:
             raise InvalidRequestError(f"{where}.type", f"is {shown(item.type)}, must be one of {', '.join(_KINDS)}")
         take(self, where, item)
@@ -92,14 +89,20 @@ class Conversation:
         self._assistant()["content"] = text
 
     def _call(self, where: str, item: Item) -> None:
+        text = item.arguments or ""
+        self._add_call(where, item, len(text), read_arguments(f"{where}.arguments", text))
+
+    def _custom_call(self, where: str, item: Item) -> None:
+        self._add_call(where, item, len(item.input or ""), {INPUT: item.input or ""})
+
+    def _add_call(self, where: str, item: Item, num_chars: int, arguments: Mapping[str, Any]) -> None:
         if item.call_id is None or item.name is None:
             raise InvalidRequestError(f"{where}.{'name' if item.call_id else 'call_id'}", "is missing")
-        text = item.arguments or ""
-        self.argument_chars += len(text)
+        self.argument_chars += num_chars
         calls = self._assistant().setdefault("tool_calls", [])
         if len(calls) == MAX_CALLS:
             raise InvalidRequestError(where, f"is one call too many: at most {MAX_CALLS} may follow each other")
-        calls.append(plain_call(item.call_id, item.name, read_arguments(f"{where}.arguments", text)))
+        calls.append(plain_call(item.call_id, CalledAs(item.name, namespace=item.namespace).plain, arguments))
 
     def _output(self, where: str, item: Item) -> None:
         if item.call_id is None or item.output is None:
@@ -121,6 +124,8 @@ _KINDS: Mapping[str, Callable[[Conversation, str, Item], None]] = {
     "message": Conversation._message,
     "function_call": Conversation._call,
     "function_call_output": Conversation._output,
+    "custom_tool_call": Conversation._custom_call,
+    "custom_tool_call_output": Conversation._output,
     "reasoning": Conversation._reasoning,
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from router.api.http.openai_chat import TokenLogprob
+from router.api.responses.tools import Warned
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
@@ -19,7 +20,7 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
 
 
 class OutputItem(Struct):
-    """A message, a function call or reasoning."""
+    """A message, reasoning, or a call of a function or a custom tool."""
 
     type: str
     id: str
@@ -29,7 +30,9 @@ class OutputItem(Struct):
     content: list[OutputText | ReasoningText] | UnsetType = UNSET  # of both; one part as soon as it has begun
     call_id: str | UnsetType = UNSET  # of a call, as are those that follow
     name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
+    namespace: str | UnsetType = UNSET  # where the caller's tool is in one
+    arguments: str | UnsetType = UNSET  # of a function
+    input: str | UnsetType = UNSET  # of a custom tool
 
 
 class InputTokensDetails(Struct, frozen=True):
@@ -85,6 +88,7 @@ class Response(Struct, kw_only=True):
     reasoning: dict[str, Any]
     truncation: str = "disabled"
     metadata: dict[str, str]
+    warnings: list[Warned] | UnsetType = UNSET  # ours
 
 
 class ResponseEvent(Struct, frozen=True):
@@ -130,6 +134,17 @@ class ArgumentsEvent(Struct, frozen=True):
     delta: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+
+
+class InputEvent(Struct, frozen=True):
+    """The text for a custom tool, which comes in one piece."""
+
+    type: str
+    sequence_number: int
+    output_index: int
+    item_id: str
+    delta: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
 
 
 class InputTokens(Struct, frozen=True):

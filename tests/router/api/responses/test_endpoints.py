@@ -309,8 +309,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "name": "a", "call_id": "b", "arguments": "[1"}]}, "input[0].arguments"),
     ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
     ({"inptu": "a"}, "inptu"),
-    ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": [{"role": "user", "content": "a", "x": 1}, {"type": "tool"}]}, "input[1].type"),
+    ({"client_headers": {}, "temprature": 1}, "temprature"),
+    ({"client_headers": {}, "max_tokens": 1}, "max_tokens"),
+    ({"text": {"x": 1}}, "text.x"),
+    ({"tools": [{"name": "a"}]}, "tools[0].type"),
+    ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+    ({"tools": [{"type": "namespace", "name": "a", "tools": [FIND, FIND]}]}, "tools[0].tools[1].name"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [FIND], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    (
+        {"tools": [{"type": "web_search"}, FIND | {"strict": True, "parameters": {"type": "object", "not": {}}}]},
+        "tools[1].parameters",
+    ),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [FIND, FIND]}, "tools[1].name"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -349,6 +360,78 @@ async def test_unknown_fields_are_ignored_where_the_router_says_so(generator: Sc
     }
     async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
         assert (await http.post(f"http://127.0.0.1:{server.port}/v1/responses", json=body)).status_code == 200
+
+
+PATCH: Any = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Edits.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'},
+}
+AGENTS: Any = {"type": "namespace", "name": "agents", "description": "Others.", "tools": [FIND, PATCH]}
+CALLS = (
+    '<tool_call>\n{"name": "patch", "arguments": {"input": "*** café\\n\\"}"}}\n</tool_call>'
+    '<tool_call>\n{"name": "agents.find", "arguments": {"q": "a"}}\n</tool_call>'
+)
+
+
+async def test_custom_tools_and_namespaces_are_called_as_the_client_names_them(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    answers(generator, CALLS)
+    asked: Any = {**ASKED, "tools": [PATCH, AGENTS]}
+    whole = await client.responses.create(**asked)
+    patch, find = [item.to_dict() for item in whole.output]
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", '*** café\n"}')
+    assert (find["type"], find["name"], find["namespace"]) == ("function_call", "find", "agents")
+    prompt = prompt_of(generator)
+    for told in ('"name": "patch"', "Edits.", "form lark", 'start: \\"a\\"', '"agents.find"', '"agents.patch"'):
+        assert told in prompt
+    stream = await client.responses.create(**asked, stream=True)
+    events: list[Any] = [event async for event in stream]
+    texts = [event for event in events if "custom_tool_call_input" in event.type]
+    assert [texts[0].delta, texts[1].input] == [patch["input"]] * 2
+    assert [item.to_dict() | {"id": ""} for item in events[-1].response.output] == [
+        item | {"id": "", "call_id": new.call_id}
+        for item, new in zip((patch, find), events[-1].response.output, strict=True)
+    ]
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": patch["call_id"], "output": "done"},
+        {"type": "function_call_output", "call_id": find["call_id"], "output": "found"},
+    ]
+    await client.responses.create(**asked | {"input": outputs}, previous_response_id=whole.id)
+    from_kept = prompt_of(generator)
+    user = {"role": "user", "content": ASKED["input"]}
+    await client.responses.create(**asked | {"input": [user, patch, find, *outputs]}, store=False)
+    assert prompt_of(generator) == from_kept
+    assert 'patch:{"input": "*** café\\n\\"}"}agents.find:{"q": "a"}' in from_kept
+    only: Any = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "mcp"}],
+    }
+    narrowed = await client.responses.create(**asked, tool_choice=only)
+    assert narrowed.to_dict()["warnings"][0]["param"] == "tool_choice.tools"
+    grammar = generator.requests[-1].sampling[0].grammar
+    assert grammar is not None
+    assert "agents" not in grammar.text
+
+
+async def test_what_clients_bring_that_has_no_part_in_an_answer_is_left_out_with_a_warning(
+    http: httpx.AsyncClient, generator: ScriptedGenerator
+) -> None:
+    call = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}}
+    message = {"role": "user", "content": [{"type": "input_text", "text": "Hi", "origin": 1}], "turn": 2}
+    body = {"model": MODEL, "input": [call, message], "tools": [{"type": "web_search"}, FIND]}
+    told = await http.post("/v1/responses", json=body | {"client_metadata": {"a": "b"}, "x_turn": 1})
+    assert told.status_code == 200, told.text
+    warned = {each["param"]: each["message"] for each in told.json()["warnings"]}
+    assert set(warned) == {"tools[0]", "input[0]", "x_turn"}
+    assert "web_search" in warned["tools[0]"]
+    plain = body | {"input": "Hi", "tools": [FIND], "client_metadata": {"a": "b"}}
+    prompt = prompt_of(generator)
+    assert "warnings" not in (await http.post("/v1/responses", json=plain)).json()
+    assert prompt_of(generator) == prompt
 
 
 async def test_errors_have_a_status_before_the_first_event_and_an_event_after_it(
