@@ -8,7 +8,7 @@ maps conditions of Jinja, over what a chat template has, to texts; the first tha
 token at the prompt's beginning that says which: `<|script_0|>` and so on. A prompt without one, as of completions, gets
 the first script.
 
-The tokenizer is byte-level: a token per byte in prompts, a token per piece of 1 to 8 bytes in scripts, and the added
+The tokenizer is byte-level: a token per byte in prompts, a token per piece of 1 to 16 bytes in scripts, and the added
 tokens of a family with its own `special` flags. One layer of attention looks at the token before and at the script's
 token; what comes next is a row of the head. `o_proj` copies, `down_proj` is zero. Where a token occurs twice, the
 tokens before it must differ.
@@ -31,7 +31,7 @@ THETA = 1e8  # the slowest pairs of a head turn so little that they see content,
 SHARP_PAIRS = 12  # the fastest pairs, by which a head sees the token before
 SHARPNESS = 12.0
 LOGIT = 100.0  # what a unit of evidence weighs
-PIECE_BYTES = (3, 4, 5, 2, 6, 7, 8, 1)
+PIECE_BYTES = (3, 4, 5, 2, *range(6, 17), 1)
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _SPELLED = dict(
     zip([*range(33, 127), *range(161, 173), *range(174, 256), *range(33), *range(127, 161), 173],
@@ -56,8 +56,8 @@ def write_scripted_model(
     gets the first. `overrides` are keys of config.json."""
     told = {"true": scripts} if isinstance(scripts, str) else dict(scripts)
     marks = [*family.special, *family.plain]
-    said = [list(_pieces(text if text.endswith(tuple(family.special[: family.ends])) else text + family.special[0],
-                         marks, set())) for text in told.values()]  # fmt: skip
+    used: set[str] = set()
+    said = [list(_pieces(_ended(text, family), marks, used)) for text in told.values()]
     own = sorted({piece for pieces in said for piece in pieces} - set(marks) - set(BYTES))
     chosen = [f"<|script_{index}|>" for index in range(len(said))]
     vocabulary = {text: index for index, text in enumerate([*BYTES, *own, *marks, *chosen])}
@@ -72,6 +72,10 @@ def write_scripted_model(
     _write_json(folder / "generation_config.json", {"eos_token_id": ends})
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _ended(text: str, family: Family) -> str:
+    return text if text.endswith(tuple(family.special[: family.ends])) else text + family.special[0]
 
 
 def _chooser(conditions: Sequence[str]) -> str:
@@ -154,11 +158,13 @@ def _evidence(
             before = [known[said[index]] if index >= 0 else 0 for index in (place - 1, place - 2)]
             seen = [before[0], width + before[1], 2 * width + script]
             steps.append((token, seen))
-            if place == 0:  # behind any prompt, also behind one that ends with a token of the script
-                head[token, seen[2]] = 2.5
-            else:
+            # The first one comes behind any prompt, also behind one that ends with a token of the script.
+            of_script = (3.5, 2.5)[place] if place < 2 else 1
+            head[token, seen[2]] = max(head[token, seen[2]], of_script)
+            if place > 0:
                 head[token, seen[0]] = 2
-                head[token, seen[1 if place > 1 else 2]] = 2 if place > 1 else 1.5
+            if place > 1:
+                head[token, seen[1]] = 2
     head[scripts[0][0], width - 1] = 0.25  # the first script where none is chosen
     for token, seen in steps:
         scores = head[:, [*seen, width - 1]].sum(axis=1)
