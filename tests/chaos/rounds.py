@@ -117,8 +117,11 @@ class Game:
         self._struck = ", ".join(f"{strike.fault} at {strike.at_s} s for {strike.hold_s} s" for strike in plan.strikes)
         await fleet.until_useful()
         routers = [router.name for router in fleet.of("router")]
+        if fleet.scenario.hostile and plan.strikes:
+            fleet.under_attack.clear()
 
         async def one(what: Ask) -> Outcome:
+            await fleet.under_attack.wait()
             await asyncio.sleep(what.at_s)
             return await ask(fleet.doors[routers[what.router % len(routers)]], what)
 

@@ -16,7 +16,7 @@ from tests.chaos.hostile.stranger import COUNTED, Stranger, Who
 MOST_MEMORY = 2 << 30
 MOST_CPU_S = 120
 DESCRIPTORS = 4096
-NICE = 10
+NICE = 5
 READY = b"attacking\n"
 
 

@@ -152,7 +152,7 @@ async def bad_keys(stranger: Stranger) -> None:
 
 async def upgrades(stranger: Stranger) -> None:
     more: Mapping[str, str] = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAMAAABk"}
-    data = stranger.posted(COMPLETIONS, asked(prompt="a " * 500)[1], more)
+    data = stranger.posted(COMPLETIONS, asked(prompt="a " * 50)[1], more)
     await asyncio.gather(*(again(stranger.http, itertools.repeat(data)) for _ in range(16)))
 
 

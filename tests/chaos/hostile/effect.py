@@ -20,7 +20,7 @@ from tests.chaos.service.member import ROOT, Member
 MOST_BYTES = 256 << 20  # that a router or a worker may have more than in peace
 MOST_CHILDREN_BYTES = 1 << 30  # that its helpers may have, all together
 LOOK_S = 0.05
-READY_S = 60.0
+READY_S = 180.0  # many others may run on the machine
 END_S = 10.0
 SAID = 2000  # characters of what an attacker says at its end
 
@@ -45,11 +45,14 @@ async def attacked(fleet: Fleet, strike: Strike, attack: Attack) -> AsyncIterato
         sys.executable, *command, stdout=pipe, stderr=asyncio.subprocess.STDOUT, env=environment
     )
     assert process.stdout is not None
+    said = b""
     watching = asyncio.create_task(_watch(fleet, process, f"{attack.name} by {who}"))
     try:
         said = await asyncio.wait_for(process.stdout.readline(), READY_S)
+        fleet.under_attack.set()
         yield
     finally:
+        fleet.under_attack.set()
         said += await _end(process)
         swollen = watching.result() if watching.done() else []
         watching.cancel()

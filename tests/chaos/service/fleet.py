@@ -52,6 +52,12 @@ BASE: dict[str, Any] = {
 }
 
 
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False)
 class Fleet:
     """`problems`: what was wrong with a process itself, in words. `deaths`: lives that a fault has ended."""
@@ -77,6 +83,7 @@ class Fleet:
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
     quiet_bytes: dict[int, int] = field(default_factory=dict)  # by pid: its memory before the first attack
+    under_attack: asyncio.Event = field(default_factory=_set)  # or nobody is going to attack
     to_strangers: Counter[str] = field(default_factory=Counter)  # connections, and answers by their status
     most_more_bytes: int = 0  # than these, of any router or worker
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

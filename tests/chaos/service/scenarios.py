@@ -32,7 +32,7 @@ BETWEEN_GPUS = {"shm": "cuda_ipc", "tcp": "tcp"}
 PLAIN: dict[str, Any] = {"security": {"internal_tls": "off"}}
 SECURED: dict[str, Any] = {"security": {"internal_tls": "on"}}
 RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
-USUAL = {"engine": {"kv_memory": "64MiB", "max_batch_tokens": 2048}}  # as by default, but for a small machine
+USUAL = {"engine": {"kv_memory": "64MiB", "max_batch_tokens": 256}}  # as by default, but for a small machine
 KV = "kv"  # the disk tier, in the folder of a fleet's disk
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
@@ -87,8 +87,8 @@ class Scenario:
 
     @property
     def asks_s(self) -> tuple[float, float]:
-        """When the requests of a round begin: of a hostile one when strangers have begun."""
-        return (1.5, 4.0) if self.hostile else (0.0, 0.5)
+        """When the requests of a round begin: of a hostile one after strangers have begun."""
+        return (0.2, 2.5) if self.hostile else (0.0, 0.5)
 
     def sections(self, device: Device, folder: Path) -> dict[str, Any]:
         """Of serving.yaml. folder: for the disk tier."""
