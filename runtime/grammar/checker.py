@@ -22,12 +22,12 @@ from msgspec import msgpack, structs
 
 from baton_proto.decoding import decoder
 from baton_proto.grammar import Grammar, GrammarCheck, GrammarVerdict
-from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
 from runtime.grammar.bounds import check_size
 from runtime.grammar.framing import received, send
 from runtime.processes.launch import launch_command
 from runtime.processes.process import how_it_ended
-from runtime.side_lane import RETRY_AFTER_S, SideLane
+from runtime.side_lane import SideLane
 
 log = structlog.get_logger()
 
@@ -103,7 +103,7 @@ class GrammarChecker:
             except DeadlineError:
                 if deadline_s is not None and deadline_s < own_s:
                     raise
-                raise OverloadedError("queue of grammars", THREADS + MAX_WAITING, RETRY_AFTER_S) from None
+                raise UnavailableError(f"a grammar was not checked within {TIMEOUT_S:.0f} s; try again later") from None
             self._verdicts[digest] = verdict
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)

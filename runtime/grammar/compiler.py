@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from baton_proto.grammar import Grammar
-from runtime.errors import DeadlineError, InvalidRequestError, OverloadedError
+from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
 from runtime.grammar.compiling import Vocabulary, compiled
 from runtime.grammar.deep_stack import SAFE_STACK_BYTES, on_deep_stack
 from runtime.grammar.matcher import Matcher
 from runtime.grammar.room import Compiled, GrammarRoom
-from runtime.side_lane import RETRY_AFTER_S, SideLane
+from runtime.side_lane import SideLane
 
 TIMEOUT_S: Final = 10.0  # to wait for a thread and to compile
-THREADS: Final = 2
+THREADS: Final = 4  # one more than what a router lets through at once
 MAX_WAITING: Final = 256
 
 
@@ -69,7 +69,7 @@ class GrammarCompiler:
         except DeadlineError:
             if deadline_s is not None and deadline_s < own_s:
                 raise
-            raise OverloadedError("queue of grammars", THREADS + MAX_WAITING, RETRY_AFTER_S) from None
+            raise UnavailableError(f"a grammar was not compiled within {TIMEOUT_S:.0f} s; try again later") from None
 
     async def check_soon(
         self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
