@@ -1,9 +1,11 @@
-"""How long hostile requests of 8 MB hold the router's event loop, in times of an ordinary request.
+"""How long hostile requests of 8 MB, and short ones that ask for a thousand answers, hold the router's event loop, in
+times of an ordinary request.
 
     python -m benchmarks.loop_lag [--rounds 5] [--json FILE]
 
-The requests are those of tests/router/hostile_requests.py. What counts is the longest time in which the loop did not
-come around while a request was answered, in the best round. Ends with 1 when a ratio is above the goal.
+The requests are those of tests/router/hostile_requests.py and fanned_out_requests.py. What counts is the longest time
+in which the loop did not come around while a request was answered, in the best round. Ends with 1 when a ratio is above
+the goal.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from rich.table import Table
 from benchmarks.machine import describe, write_result
 from runtime.config.serving import LoggingConfig
 from runtime.telemetry.logging import configure_logging
-from tests.router.loop_lag import ORDINARY, lags_s
+from tests.router.loop_lag import ORDINARY, fan_out_lags_s, lags_s
 from tests.router.test_loop_lag import MAX_RATIO
 from tests.tiny_model import write_tiny_model
 
@@ -30,7 +32,8 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging(LoggingConfig(level="error"), "router-1")
     with tempfile.TemporaryDirectory() as folder:
-        lag = uvloop.run(lags_s(write_tiny_model(Path(folder) / "tiny"), options.rounds))
+        model = write_tiny_model(Path(folder) / "tiny")
+        lag = uvloop.run(fan_out_lags_s(model, options.rounds)) | uvloop.run(lags_s(model, options.rounds))
     ordinary_s = lag.pop(ORDINARY)
     rows = [{"request": name, "lag_ms": 1000 * held_s, "ratio": held_s / ordinary_s} for name, held_s in lag.items()]
     table = Table(title=f"an ordinary request: {1000 * ordinary_s:.1f} ms; goal: a ratio of {MAX_RATIO:g} at most")

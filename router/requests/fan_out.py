@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 from typing import cast
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from router.requests.frontend import Generator
 from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece, sum_of
+from router.requests.spread import Spread
 
 
 def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
@@ -26,12 +28,13 @@ async def _numbered_through(
     generator: Generator, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
+    offsets = [0, *accumulate(len(request.sampling) for request in requests)]
     streams = [pieces_of(generator, request) for request in requests]
-    async with aclosing(merge(streams)) as merged:
+    async with aclosing(merge(streams, Spread())) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
                 ended.append(item)
             else:
-                offset = sum(len(request.sampling) for request in requests[:position])
+                offset = offsets[position]
                 yield msgspec.structs.replace(item, index=offset + item.index) if offset else item
     yield sum_of(ended)

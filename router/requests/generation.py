@@ -15,6 +15,7 @@ from router.requests.merge import merge
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
+from router.requests.spread import Spread
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
 from runtime.errors import UnavailableError
@@ -39,6 +40,7 @@ class Generator:
         self._parts = parts
         self._max_model_len = max_model_len
         self._draining = False
+        self._spread = Spread()  # of the choices of all requests
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -55,7 +57,7 @@ class Generator:
                 raise UnavailableError("the router is draining and takes no new requests")
             admitted = self._parts.queue.admit(request.priority, request.tenant, request.deadline_s)
             with admitted as ticket, _charged(request.account, tally):
-                prompt, parts = SharedPrompt(request), self._parts
+                prompt, parts = SharedPrompt(request, self._spread), self._parts
                 choices = [
                     Choice(parts, request, tally.choice(i), ticket, prompt) for i in range(len(request.sampling))
                 ]

@@ -5,18 +5,25 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from router.requests.spread import Spread
+
 MAX_WAITING = 64  # items that are not taken yet, before the streams have to wait
 
 T = TypeVar("T")
 
 
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, item). The first failure ends all streams."""
+async def merge(
+    streams: Sequence[AsyncGenerator[T, None]], spread: Spread | None = None
+) -> AsyncGenerator[tuple[int, T], None]:
+    """(number of the stream, item). Streams begin at once, or when their turn of `spread` comes. The first failure ends
+    all streams."""
     news: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(MAX_WAITING)
 
     async def pump(number: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream) as items:
+                if spread is not None:
+                    await spread.turn()
                 async for item in items:
                     await news.put((number, item))
         except Exception as error:

@@ -9,15 +9,18 @@ from typing import Final
 
 from baton_proto.sampling import PromptLogprobs
 from router.requests.request import GenerateRequest
+from router.requests.spread import Spread
 
 LEAST_TOKENS: Final = 128
 
 
 class SharedPrompt:
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, spread: Spread) -> None:
+        """`spread`: of the choices of all requests."""
         first = request.sampling[0]
         wanted = first.prompt_logprobs is not None or len(request.prompt) >= LEAST_TOKENS
         self._is_waited_for = wanted and len(request.sampling) > 1
+        self._spread = spread if len(request.sampling) > 1 else None
         self._done = asyncio.Event()
         self.logprobs: PromptLogprobs | None = None  # where they are asked for, once it is computed
 
@@ -30,6 +33,8 @@ class SharedPrompt:
         """Returns when the choice may begin."""
         if index and self._is_waited_for:
             await self._done.wait()
+        if self._spread is not None:
+            await self._spread.turn()
 
     def computed(self) -> None:
         """The first choice has a token, or has ended."""

@@ -34,7 +34,7 @@ class Inbox:
         if len(self._deltas) >= MAX_UNREAD:
             self.full()
         if at_once:
-            self.wake()
+            self._pace.hurry(self)
         elif not self._is_held:
             self._is_held = True
             self._pace.hold(self)
@@ -43,7 +43,7 @@ class Inbox:
         """The first failure counts."""
         if self._error is None:
             self._error = error
-            self.wake()
+            self._pace.hurry(self)
 
     async def take(self) -> list[Delta]:
         """All deltas that have arrived since the last call, at least one. Raises what `fail` was given."""

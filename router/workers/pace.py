@@ -6,6 +6,7 @@ Event loop only.
 """
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 PER_REQUEST_S = 100e-6
@@ -28,6 +29,8 @@ class Pace:
         self._held: list[Waking] = []
         self._next_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._num_woken = 0  # in this turn of the event loop
+        self._hurried: deque[Waking] = deque()  # they wait for the next turns
 
     def takes(self) -> bool:
         """Whether tokens that have arrived now go on at once, all of the same message alike."""
@@ -47,13 +50,23 @@ class Pace:
         self._timer = None
         self._plan(asyncio.get_running_loop().time())
         held, self._held = self._held, []
-        self._wake(held)
+        for waking in held:
+            self.hurry(waking)
 
-    def _wake(self, held: list[Waking]) -> None:
-        for waking in held[:AT_A_TIME]:
+    def hurry(self, waking: Waking) -> None:
+        """Wakes it now; after AT_A_TIME others, when the event loop has looked after others."""
+        if self._num_woken < AT_A_TIME:
+            if not self._num_woken:
+                asyncio.get_running_loop().call_soon(self._next)
+            self._num_woken += 1
             waking.wake()
-        if len(held) > AT_A_TIME:
-            asyncio.get_running_loop().call_soon(self._wake, held[AT_A_TIME:])
+        else:
+            self._hurried.append(waking)
+
+    def _next(self) -> None:
+        self._num_woken = 0
+        for _ in range(min(AT_A_TIME, len(self._hurried))):
+            self.hurry(self._hurried.popleft())
 
     def _plan(self, now_s: float) -> None:
         interval_s = min(self.num_requests * PER_REQUEST_S, LONGEST_S)

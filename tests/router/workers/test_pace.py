@@ -6,7 +6,7 @@ import pytest
 
 from baton_proto.worker import Delta
 from router.workers.inbox import Inbox
-from router.workers.pace import PER_REQUEST_S, SHORTEST_S, Pace
+from router.workers.pace import AT_A_TIME, PER_REQUEST_S, SHORTEST_S, Pace
 
 FEW = int(SHORTEST_S / PER_REQUEST_S)
 
@@ -78,3 +78,24 @@ async def test_a_turn_in_which_all_has_been_read_wakes_nobody() -> None:
     assert not reader.done()
     inbox.put(Delta("r", [7], finish="stop"), at_once=False)
     assert [one.token_ids for one in await asyncio.wait_for(reader, 60)] == [[7]]
+
+
+async def test_a_thousand_that_hurry_are_woken_over_turns_of_the_loop() -> None:
+    pace, woken = Pace(), list[int]()
+    inboxes = [Inbox(pace) for _ in range(10 * AT_A_TIME)]
+
+    async def read(number: int) -> None:
+        await inboxes[number].take()
+        woken.append(number)
+
+    readers = [asyncio.create_task(read(number)) for number in range(len(inboxes))]
+    await asyncio.sleep(0)
+    for inbox in inboxes:
+        inbox.put(Delta("r", [7], cached_tokens=0), at_once=True)
+    seen = []
+    while not all(reader.done() for reader in readers):
+        before = len(woken)
+        await asyncio.sleep(0)
+        seen.append(len(woken) - before)
+    assert woken == [*range(len(inboxes))]
+    assert max(seen) <= AT_A_TIME
