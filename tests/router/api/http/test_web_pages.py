@@ -1,5 +1,6 @@
 """What a web page may ask of a service on its reader's machine."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -130,3 +131,32 @@ async def test_with_a_key_pages_and_names_do_not_matter(tiny_model: Path) -> Non
         shown = {"origin": EVIL, "authorization": f"Bearer {'k' * 32}"}
         assert (await http.get("/v1/models", headers=shown)).status_code == 200
         assert (await http.get("/v1/models", headers={"origin": EVIL})).status_code == 401
+
+
+SPELLINGS = (
+    "{}",
+    "{}/",
+    "/{}",
+    "{}%2f",
+    "{}/.",
+    "/x/..{}",
+    "/health/..{}",
+    "/ui/requests/..{}",
+    "{}?a=/health",
+    "{};a",
+)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/tokenize", "/%74okenize", "/TOKENIZE", "/metrics", "/v1/tokenize"]
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "HEAD", "OPTIONS"])
+async def test_however_a_path_is_spelled_it_asks_for_the_key(tiny_model: Path, path: str, method: str) -> None:
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
+    app = create_app(frontend, lambda: b"", keys=BearerKeys.plain([Secret("k" * 32)]))
+    async with await serve_http(app, "127.0.0.1", 0) as server:
+        for spelling in SPELLINGS:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(f"{method} {spelling.format(path)} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 401 "), spelling
+            writer.close()
