@@ -34,7 +34,7 @@ NOTHING: Final = ""  # the request is complete, and no byte of another one has c
 
 KNOWN: Final = "baton.known"  # in the scope of a request that has shown a key, or needs none
 DROP: Final = "baton.drop"  # in every scope: closes the connection at once
-PATIENCE_S: Final = 5.0  # for what a known client has begun to send, when places run short
+PATIENCE_S: Final = 1.0  # with a known client that is behind in sending or reading, when places run short
 
 Worth = tuple[int, float]
 
@@ -121,10 +121,11 @@ class Connection(HttpToolsProtocol):
         if self.transport is None or self.transport.is_closing() or not self._is_known():
             return (0, self._since_s)
         if self._answering():
-            return None
+            return (3, self._since_s) if cast(WatchedTransport, self.transport).unread_s() > PATIENCE_S else None
         if self._awaits in (NOTHING, REQUEST):
             return (1, self._since_s)
-        return (2, self._since_s) if time.monotonic() > self._since_s + PATIENCE_S else None
+        due_s = self._since_s + PATIENCE_S + self._body_bytes / MIN_BODY_BYTES_PER_S
+        return (2, self._since_s) if time.monotonic() > due_s else None
 
     def drop(self) -> bool:
         """False: it has no transport yet."""
@@ -144,7 +145,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many requests before their answers")  # becomes _refuse_unparsed
-        self._awaits, self._since_s = HEAD, time.monotonic()
+        self._awaits, self._since_s, self._body_bytes = HEAD, time.monotonic(), 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -152,7 +153,7 @@ class Connection(HttpToolsProtocol):
         if self._upgrades():
             return  # it is read once more
         super().on_headers_complete()  # raises when the path is none
-        self._awaits, self._body_bytes = BODY, 0
+        self._awaits = BODY
         self.headers = []  # for the trailers, which nobody gets
 
     def on_body(self, body: bytes) -> None:

@@ -72,7 +72,10 @@ class Desk:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/known":
             scope[connection.KNOWN] = True
-        if scope["query_string"]:
+        if scope["query_string"] == b"big":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(32_000_000)})
+        elif scope["query_string"]:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"held", "more_body": True})
             await self.may_end.wait()
@@ -146,6 +149,35 @@ def test_who_comes_while_all_connections_are_in_use_is_told_to_come_again(run: A
                 assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"0\r\n\r\n")
                 writer.close()
             assert (await get(server)).endswith(b"hello"), "there is room again"
+
+    run(visit())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /known?held HTTP/1.1\r\nHost: a\r\ncontent-length: 9\r\n\r\n",
+        b"POST /known HTTP/1.1\r\nHost: a\r\ncontent-length: 99\r\n\r\nbody",
+        b"GET /known HTTP/1.1\r\nHost: a\r\n\r\nGET /known HTTP/1.1\r\nHo",
+        b"GET /known?big HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+    ids=["no body", "half a body", "half a head", "an answer that is not read"],
+)
+def test_who_is_known_and_keeps_the_others_waiting_makes_room_too(
+    run: Any, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.05)
+
+    async def visit() -> None:
+        async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=4) as server:
+            held = [await said(server, begun, b"HTTP/1.1" if begun.startswith(b"GET") else b"") for _ in range(4)]
+            async with asyncio.timeout(60):
+                while not (answer := await get(server)).endswith(b"hello"):
+                    assert answer.startswith(b"HTTP/1.1 503 ")
+                    await asyncio.sleep(0.01)
+            for _, writer in held:
+                writer.transport.abort()
 
     run(visit())
 
