@@ -105,6 +105,14 @@ def is_own(path: Path, taboo: int = WRITTEN) -> bool:
     return True
 
 
+def may_be_replaced(folder: Path) -> bool:
+    """Whether others can put something of theirs in the place of what is ours in this folder, which its sticky bit
+    prevents. Raises OSError."""
+    found = folder.stat()
+    is_open = bool(found.st_mode & WRITTEN) and not found.st_mode & stat.S_ISVTX
+    return is_open or found.st_uid not in (os.geteuid(), ROOT)
+
+
 def _opened(path: Path | str, flags: int, mode: int, within: int | None) -> int:
     try:
         return os.open(path, flags, mode, dir_fd=within)

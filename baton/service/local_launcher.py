@@ -1,10 +1,12 @@
 """Starts the processes of a service as children of this process."""
 
 import os
+import tempfile
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from baton.service.build_process import build_process
 from baton.service.gpu_places import GpuPlaces, visible_gpus
@@ -13,10 +15,13 @@ from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.shown_logs import ShownLogs
 from baton.service.own_log import make_log_folder
 from runtime.config.serving import ServingConfig, for_prefill_worker
+from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.processes.process import Process
 
 LOGS = "logs"  # a folder beside the run's temporary files
+
+log = structlog.get_logger()
 
 
 class LocalLauncher:
@@ -70,6 +75,8 @@ class LocalLauncher:
 
     @cached_property
     def _folder(self) -> OwnedFolder:
+        if may_be_replaced(parent := Path(tempfile.gettempdir())):
+            log.warning("others may replace our temporary files: chmod +t, or name another TMPDIR", folder=str(parent))
         return temporary_folder()
 
     def _here(self, config: ServingConfig) -> ServingConfig:

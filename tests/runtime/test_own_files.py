@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.own_files import SEEN, WRITTEN, is_own, open_file, open_folder
+from runtime.own_files import SEEN, WRITTEN, is_own, may_be_replaced, open_file, open_folder
 
 
 def refusal(path: Path, taboo: int = WRITTEN) -> str:
@@ -51,6 +51,14 @@ def test_a_strangers_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         owner = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: owner + 7)
     assert f"belongs to user {owner}, not to {os.geteuid()}: name one that does not" in refusal(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(("mode", "replaceable"), [(0o1777, False), (0o755, False), (0o777, True), (0o775, True)])
+def test_only_a_sticky_bit_keeps_others_from_replacing_what_is_ours(
+    tmp_path: Path, mode: int, replaceable: bool
+) -> None:
+    tmp_path.chmod(mode)
+    assert may_be_replaced(tmp_path) == replaceable
 
 
 def test_a_link_is_no_folder_and_no_file(tmp_path: Path) -> None:
