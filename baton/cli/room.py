@@ -39,7 +39,8 @@ def check_memory(config: ServingConfig, memory: MemoryKind) -> None:
         key, value, rest, others = HOST_KEY, config.engine.host_kv_memory, free - kv, kv
     beside = f" beside {human_bytes(others)} of {HOST_KEY if key == KV_KEY else KV_KEY}" if others else ""
     free_here = f"{human_bytes(free)} of memory is free here"
-    raise ConfigError(key, f"{_each(value, num_ranks)}{beside}, but {free_here}: {_at_most(rest, num_ranks)}, or auto")
+    each = _each(value, num_ranks, "worker" if num_ranks == config.workers.total else "rank")
+    raise ConfigError(key, f"{each}{beside}, but {free_here}: {_at_most(rest, num_ranks)}, or auto")
 
 
 def check_gpus(config: ServingConfig) -> None:
@@ -108,10 +109,10 @@ def _bytes(size: str, key: str) -> int:
     return 0 if is_auto(size) else parse_bytes(size, key)
 
 
-def _each(size: str, count: int) -> str:
+def _each(size: str, count: int, taker: str = "worker") -> str:
     if count == 1:
-        return f"{size.strip()} for one worker"
-    return f"{size.strip()} for each of {count} workers makes {human_bytes(count * parse_bytes(size, ''))}"
+        return f"{size.strip()} for one {taker}"
+    return f"{size.strip()} for each of {count} {taker}s makes {human_bytes(count * parse_bytes(size, ''))}"
 
 
 def _at_most(free: int, count: int) -> str:

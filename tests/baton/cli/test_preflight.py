@@ -129,6 +129,10 @@ SIZES: list[tuple[dict[str, Any], str]] = [
         {"kv_memory": "900GiB"},
         r"engine\.kv_memory: 900GiB for each of 2 workers makes 1800\.0 GiB, but .* at most, or auto",
     ),
+    (
+        {"kv_memory": "900GiB", "tensor_parallel": 2},
+        r"engine\.kv_memory: 900GiB for each of 4 ranks makes 3600\.0 GiB, ",
+    ),
     ({"host_kv_memory": "900GiB"}, r"engine\.host_kv_memory: 900GiB for each of 2 workers makes 1800\.0 GiB, but "),
     (
         {"kv_memory": "1GiB", "host_kv_memory": "7GiB"},
