@@ -223,7 +223,11 @@ def certificate(server: NatsServer) -> bytes:
 def test_auto_is_on_as_soon_as_something_inside_listens_beyond_this_machine(
     hosts: tuple[str, str], wanted: str | bool, mode: str
 ) -> None:
-    sections = {"router": {"host": hosts[0]}, "workers": {"host": hosts[1]}, "security": {"internal_tls": wanted}}
+    sections = {
+        "router": {"host": hosts[0]},
+        "workers": {"host": hosts[1]},
+        "security": {"internal_tls": wanted, "insecure": True},
+    }
     config = parse_config(sections)
     assert tls_mode(config) == mode
     keys = load_or_make_keys(config, {})
