@@ -62,15 +62,15 @@ class Helper:
         self._vocabulary = vocabulary
         self._selector = selectors.DefaultSelector()
         self._selector.register(peer, selectors.EVENT_READ)
-        self._children: dict[socket.socket, _Child] = {}
+        self._children: dict[int, _Child] = {}  # by the number of the socket
 
     def serve(self) -> None:
         """Until the peer leaves."""
         while True:
             is_busy = any(child.check_id for child in self._children.values())
             for key, _ in self._selector.select(WATCHED_S if is_busy else None):
-                if child := self._children.get(key.fileobj):  # type: ignore[call-overload]
-                    self._hear(child)
+                if key.fileobj is not self._peer:
+                    self._hear(self._children[key.fd])
                 elif self._has_place and not self._take():
                     return
             for child in self._children.values():
@@ -105,11 +105,11 @@ class Helper:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            for others in (ours, *self._children):
+            for others in (ours, *(child.peer for child in self._children.values())):
                 others.close()
             _run_child(vocabulary, theirs)
         theirs.close()
-        child = self._children[ours] = _Child(pid, ours)
+        child = self._children[ours.fileno()] = _Child(pid, ours)
         self._selector.register(ours, selectors.EVENT_READ)
         return child
 
@@ -119,7 +119,7 @@ class Helper:
         verdict: GrammarVerdict | None = None if body is None else _decode_verdict(body)
         if verdict is None or verdict.problem or verdict.held_bytes > RETIRED_BYTES or child.checks >= MAX_CHECKS:
             self._selector.unregister(child.peer)
-            del self._children[child.peer]
+            del self._children[child.peer.fileno()]
             child.peer.close()  # which ends one that lives
             _, status = os.waitpid(child.pid, 0)
             verdict = verdict or _death(child, os.waitstatus_to_exitcode(status))
@@ -164,7 +164,8 @@ def _run_child(vocabulary: Vocabulary, peer: socket.socket) -> None:
 
 def _judged_within(vocabulary: Vocabulary, check: GrammarCheck) -> GrammarVerdict:
     """Ends this process where a limit is reached."""
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + CPU_S), resource.RLIM_INFINITY))
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + CPU_S), most))
     try:
         return on_deep_stack(lambda: _judged(vocabulary, check), STACK_BYTES)
     except MemoryError:
@@ -208,7 +209,7 @@ def main() -> None:
         )
     except ModelError as error:
         vocabulary = error
-    with suppress(BrokenPipeError):  # our parent has left
+    with suppress(ConnectionError):  # our parent has left
         Helper(socket.socket(fileno=sys.stdin.fileno()), vocabulary).serve()
 
 
