@@ -92,7 +92,7 @@ def _filled(asked: Sequence[Asked], words: Words) -> list[bool]:
     room = asked[0].matcher.room
     if len(asked) > 1 and room.is_short:
         return [_filled([one], words[row : row + 1])[0] for row, one in enumerate(asked)]
-    with room.measured([one.matcher.compiled for one in asked]):
+    with room.measured([one.matcher.compiled for one in asked], sum(len(one.new) for one in asked)):
         read = _read(asked)
         _compute(asked, words)
     return read

@@ -25,7 +25,8 @@ WORN_BYTES: Final = (
     4 * 1024 * 1024
 )  # what has grown by more is kept no longer: the next answer begins with fresh states
 PER_GRAMMAR_BYTES: Final = 64 * 1024  # beside what was measured
-SHARE: Final = 0.1  # of the time, that measuring may take
+TOKEN_BYTES: Final = 512  # that a token of an answer may add until the answer ends: most add 150
+SHARE: Final = 0.02  # of the time, that measuring may take
 NOTICED_BYTES: Final = 64 * 1024
 
 
@@ -35,7 +36,7 @@ class Compiled:
     def __init__(self, inner: llguidance.LLMatcher, held_bytes: int) -> None:
         self.inner = inner
         self.held_bytes = held_bytes + PER_GRAMMAR_BYTES
-        self.grown = 0
+        self.grown = 0  # beyond what tokens may add
         self.problem = ""  # why no answer may follow it any more
 
     @property
@@ -73,9 +74,9 @@ class GrammarRoom:
                 del self._kept[grammar]
 
     @contextmanager
-    def measured(self, filled: Sequence[Compiled]) -> Iterator[None]:
-        """Around masks of these grammars, which share the growth. Not measured when the last time was just now: a step
-        of an engine takes longer."""
+    def measured(self, filled: Sequence[Compiled], num_tokens: int) -> Iterator[None]:
+        """Around masks of these grammars, which share the growth; each of the tokens that are read may add some bytes.
+        Not measured when the last time was just now: a step of an engine takes longer."""
         began_s = time.monotonic()
         if began_s < self._next_s:
             yield
@@ -83,7 +84,7 @@ class GrammarRoom:
         before = heap_bytes()
         self._takes_s = min(time.monotonic() - began_s, 2 * self._takes_s)  # a thread may stand still in between
         yield
-        grown = heap_bytes() - before
+        grown = heap_bytes() - before - TOKEN_BYTES * num_tokens
         self._next_s = time.monotonic() + 2 * self._takes_s / SHARE
         for compiled in filled:
             compiled.grown += grown // len(filled)

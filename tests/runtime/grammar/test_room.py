@@ -8,7 +8,15 @@ import pytest
 from baton_proto.grammar import Grammar
 from runtime.grammar import room as module
 from runtime.grammar.compiler import GrammarCompiler
-from runtime.grammar.room import MAX_BYTES, MAX_GRAMMAR_BYTES, MAX_KEPT_BYTES, WORN_BYTES, Compiled, GrammarRoom
+from runtime.grammar.room import (
+    MAX_BYTES,
+    MAX_GRAMMAR_BYTES,
+    MAX_KEPT_BYTES,
+    TOKEN_BYTES,
+    WORN_BYTES,
+    Compiled,
+    GrammarRoom,
+)
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 MIB = 1024 * 1024
@@ -37,7 +45,7 @@ def kept(room: GrammarRoom, number: int, held_bytes: int) -> Compiled:
 
 
 def grow(room: GrammarRoom, heap: Heap, compiled: Compiled, num_bytes: int) -> None:
-    with room.measured([compiled]):
+    with room.measured([compiled], 0):
         heap.num_bytes += num_bytes
 
 
@@ -68,6 +76,16 @@ def test_of_grammars_that_are_too_large_together_the_largest_ends(heap: Heap) ->
     assert room.is_short
     grow(room, heap, followed[3], 6 * MIB)
     assert [bool(compiled.problem) for compiled in followed] == [number == 3 for number in range(8)]
+
+
+def test_long_answers_of_a_grammar_that_needs_no_more_states_go_on(heap: Heap) -> None:
+    room = GrammarRoom()
+    compiled = kept(room, 1, MIB)
+    for _ in range(1000):
+        with room.measured([compiled] * 256, 256):
+            heap.num_bytes += 256 * TOKEN_BYTES
+    assert room.find(Grammar("regex", "1")) is compiled
+    assert not compiled.problem
 
 
 def test_masks_that_make_a_grammar_grow_are_noticed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
