@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -13,6 +14,9 @@ from runtime.grammar.room import Compiled, GrammarRoom
 
 Words = NDArray[np.int32]  # a bit per token, the lowest first
 MAX_THREADS: Final = 16
+USUAL_S: Final = 0.02  # of CPU for a mask and the tokens before it; few take 5 ms
+MAX_SLOW_S: Final = 0.5  # beyond that, of all masks of an answer: an ambiguous grammar takes longer with each token
+SLOW_BATCH_S: Final = 0.05
 
 
 class EndTokens:
@@ -35,6 +39,7 @@ class Matcher:
         self.problem = ""  # why no further mask can be told; the sequence must end
         self.is_invalid = False  # whether that follows from the grammar, and not from an output that is not of it
         self.num_read = 0  # tokens of the output
+        self.slow_s = 0.0  # of CPU that its masks took beyond the usual
         self.inner = compiled.inner.deep_copy()
         self.compiled = compiled
         self.ends = ends
@@ -50,10 +55,12 @@ class Matcher:
     def note_read(self, count: int, matches: bool) -> None:
         """Books `count` tokens as read. There is a `problem` when they do not match, or nothing may follow."""
         self.num_read += count
-        if self.problem or not (self.compiled.problem or not matches or self.inner.is_error()):
+        is_slow = self.slow_s > MAX_SLOW_S
+        if self.problem or not (self.compiled.problem or is_slow or not matches or self.inner.is_error()):
             return
         self.is_invalid = matches or self.inner.get_error().startswith(("lexer error", "panic"))
-        error = self.inner.get_error() or self.compiled.problem or "the output does not match"
+        slow = "its masks take too long; make it simpler" if is_slow else ""
+        error = self.inner.get_error() or self.compiled.problem or slow or "the output does not match"
         if "NoExtension" in error:
             error = "no token may follow"
         elif self.is_invalid:  # all its matchers may meet it from now on
@@ -90,11 +97,18 @@ def fill_masks(asked: Sequence[Asked], words: Words) -> None:
 def _filled(asked: Sequence[Asked], words: Words) -> list[bool]:
     """Whether each grammar allows its new tokens; the masks, in `words`, are all that may follow."""
     room = asked[0].matcher.room
-    if len(asked) > 1 and room.is_short:
+    if len(asked) > 1 and (room.is_short or room.is_slow):
+        room.is_slow = False
         return [_filled([one], words[row : row + 1])[0] for row, one in enumerate(asked)]
+    clock = time.thread_time if len(asked) == 1 else time.monotonic  # other threads work on several masks
+    began_s = clock()
     with room.measured([one.matcher.compiled for one in asked], sum(len(one.new) for one in asked)):
         read = _read(asked)
         _compute(asked, words)
+    taken_s = clock() - began_s
+    if len(asked) == 1:
+        asked[0].matcher.slow_s += max(0.0, taken_s - USUAL_S)
+    room.is_slow |= taken_s > (USUAL_S if len(asked) == 1 else SLOW_BATCH_S)
     return read
 
 

@@ -49,6 +49,7 @@ class GrammarRoom:
 
     def __init__(self) -> None:
         self.is_short = False  # then masks are computed one by one, so that each grammar's own growth is known
+        self.is_slow = False  # likewise the next ones, so that each one's own time is known
         self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._live: WeakSet[Compiled] = WeakSet()
         self._lock = threading.Lock()

@@ -71,3 +71,20 @@ def test_a_problem_says_that_the_vocabulary_has_no_token_that_may_follow(tmp_pat
     assert allowed(matcher.mask([0] * 7)) == [0]
     assert allowed(matcher.mask([0] * 8)) == [3]
     assert matcher.problem == "the grammar cannot be followed: no token may follow"
+
+
+def test_a_grammar_whose_masks_take_ever_longer_ends_its_own_answer_alone(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.grammar.matcher.USUAL_S", 0.001)
+    monkeypatch.setattr("runtime.grammar.matcher.SLOW_BATCH_S", 0.001)
+    monkeypatch.setattr("runtime.grammar.matcher.MAX_SLOW_S", 0.05)
+    matchers = [compiler.matcher(Grammar("ebnf", 'start: start start | "a" | ""')), compiler.matcher(GRAMMARS[0])]
+    words: Words = np.empty((2, matchers[0].ends.num_words), dtype=np.int32)
+    tokens = iter([allowed(matchers[0].mask([], ends=False))[0]] * 400)
+    fill_masks([Asked(matcher, [], False) for matcher in matchers], words)
+    while not matchers[0].problem:
+        fill_masks([Asked(matchers[0], [next(tokens)], False), Asked(matchers[1], [], False)], words)
+    assert "take too long" in matchers[0].problem
+    assert matchers[0].is_invalid
+    assert not matchers[1].problem
