@@ -138,7 +138,7 @@ def test_a_cancel_in_the_middle_of_a_chunk_stops_it_and_it_is_not_announced(monk
             if layer == 2:
                 decode.receiver.cancel(grant.transfer_id, "why not")
                 give_up_s = time.monotonic() + TIMEOUT_S
-                while push._state.stop is None and time.monotonic() < give_up_s:
+                while push.stop is None and time.monotonic() < give_up_s:
                     time.sleep(0.001)
             return paired_runs(ours, theirs, layer, *blocks)
 

@@ -39,6 +39,7 @@ async def ended_early(service: Service, worker_id: str, whole_steps: float) -> A
     """The worker, once it runs the request, stands still while the client leaves, so that a slow client costs no steps.
     Then it becomes idle after fewer than half of the steps that the request takes when nobody leaves."""
     async with worker_client(service, worker_id) as worker:
+        await worker.inspect()  # connects
         await until_running(service, worker_id)
         service.kill(worker_id, signal.SIGSTOP)
         asked = asyncio.create_task(worker.inspect())  # which it answers when it goes on
