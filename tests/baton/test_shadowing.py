@@ -25,7 +25,7 @@ def make(folder: Path, place: str) -> Path:
 
 def run(command: list[str], folder: Path, path: str) -> "subprocess.CompletedProcess[str]":
     environ = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=110)
 
 
 @pytest.mark.parametrize("place", ["engine.py", "engine/__init__.py", "runtime.py", "baton_proto/__init__.py"])

@@ -23,7 +23,7 @@ HADOLINT = shutil.which("hadolint") or str(Path(sys.executable).parent / "hadoli
 def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
     if not Path(HADOLINT).exists():
         pytest.skip("hadolint is not installed")
-    lint = subprocess.run([HADOLINT, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    lint = subprocess.run([HADOLINT, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, timeout=110)
     assert (lint.returncode, lint.stdout) == (0, "")
 
 

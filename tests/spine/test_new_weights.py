@@ -76,7 +76,7 @@ async def test_a_service_answers_as_one_that_was_started_with_the_new_weights(tm
 
         command = [sys.executable, "-m", "baton", "update-weights", "--all", "--model", str(new), "--json"]
         command += ["--address", service.grpc_address]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=110)
         rows = json.loads(done.stdout)
         assert [(row["worker_id"], row["state"], row["problem"]) for row in rows] == [
             ("decode-1", "ready", ""),

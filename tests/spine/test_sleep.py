@@ -150,7 +150,7 @@ async def test_the_command_line_says_what_happened_and_what_is_wrong(alone: Shar
 
         async def baton(*arguments: str) -> tuple[int, str]:
             command = [*BATON, *arguments, "--address", service.grpc_address]
-            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=110)
             return done.returncode, done.stdout + done.stderr
 
         code, text = await baton("sleep", "decode-9")

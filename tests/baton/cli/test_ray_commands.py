@@ -14,7 +14,7 @@ WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 
 def run(*arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", f"{before}from baton.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
 
 
 @pytest.mark.parametrize("command", [["up", "--ray", "--model", "mock"], ["down"], ["logs", "decode-1"]])

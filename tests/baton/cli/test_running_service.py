@@ -273,7 +273,7 @@ def up_that_fails(home: Path, *arguments: str) -> tuple[int, str, str]:
     (home / "serving.yaml").write_text(SERVING)
     command = [*BATON, "up", "--json", "--config", str(home / "serving.yaml"), *arguments]
     environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     return done.returncode, done.stdout, done.stderr
 
 

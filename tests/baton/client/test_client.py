@@ -168,7 +168,7 @@ async def test_a_grammar_is_written_in_pythons_types(grammar: dict[str, object],
 
 async def test_import_baton_loads_neither_grpc_nor_torch() -> None:
     code = "import baton, sys; assert not {'grpc', 'torch', 'google.protobuf'} & sys.modules.keys(); baton.Client"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)
     with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
         _ = baton.Clinet
 

@@ -33,7 +33,7 @@ def test_every_rank_gets_the_sum_whoever_is_ahead(tmp_path: Path) -> None:
         for rank in range(ranks)
     ]
     try:
-        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+        errors = [process.communicate(timeout=110)[1].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()

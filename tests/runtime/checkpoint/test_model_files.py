@@ -212,5 +212,5 @@ def test_processes_that_ask_at_once_share_one_conversion(tmp_path: Path) -> None
         )
         for _ in range(4)
     ]
-    assert [racer.communicate(timeout=60)[0].strip() for racer in racers] == ["done"] * 4
+    assert [racer.communicate(timeout=110)[0].strip() for racer in racers] == ["done"] * 4
     assert log.read_text() == "converted\n"

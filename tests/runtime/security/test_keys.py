@@ -170,7 +170,7 @@ def test_a_process_started_by_hand_says_which_key_it_lacks(tmp_path: Path, progr
         "{model: mock, nats: {url: 'nats://127.0.0.1:1'}, router: {host: 0.0.0.0}, workers: {host: 0.0.0.0}}",
     )
     command = [*launch_command(program), "--config", path, name, "one"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert ended.returncode == 1
     assert "asks for a cluster key: security.cluster_key_file or BATON_CLUSTER_KEY" in ended.stderr
 
