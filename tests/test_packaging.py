@@ -16,6 +16,8 @@ import pytest
 
 from runtime.config.serving import ServingConfig, load_config
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = "baton-serve"
 PACKAGES = {

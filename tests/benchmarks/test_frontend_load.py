@@ -13,6 +13,8 @@ from benchmarks.frontend.load_client import Load, LoadFailedError
 from router.text.tokenizer import Tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", ["chat", "tokens"])
 def test_prompts_have_the_length_they_should_and_are_all_different(kind: str, tiny_model: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from tests.recipes.scratch import GENERATED, ROOT, Scratch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Scratch:
