@@ -4,6 +4,7 @@ Decoding lets no other thread run and takes the longer the more values there are
 allows ends what walks through it. numpy lets other threads run meanwhile.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,23 +18,35 @@ MAX_DEPTH: Final = 128  # lists and objects in each other; a level of a schema t
 ESCAPES_PER_VALUE: Final = 8  # escaped characters of texts
 SLICE_BYTES: Final = 256 * 1024
 NAME_BYTES: Final = 64  # of a field's name, as it is shown
+PEELS: Final = 8  # times that the innermost lists and objects are taken away, before all is looked at
+
+_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)  # or without an end
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_shape(data: bytes) -> None:
     """Of a body. Raises InvalidRequestError, naming the field that is nested too deeply."""
-    if len(data) > IN_PLACE_BYTES or _brackets(data) > MAX_DEPTH:
+    if len(data) > IN_PLACE_BYTES or _may_be_deep(data):
         _check(data, None)
 
 
 def check_depth(where: str, text: str | bytes) -> None:
     """Of a JSON text in a field. Raises InvalidRequestError."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-    if _brackets(data) > MAX_DEPTH:
+    if _may_be_deep(data):
         _check(data, where)
 
 
-def _brackets(data: bytes) -> int:
-    return data.count(b"[") + data.count(b"{")
+def _may_be_deep(data: bytes) -> bool:
+    """A quick look, which takes a fifth of the time of `_check`. False: it is not."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = _TEXT.sub(b"", data).translate(None, _NO_BRACKETS)
+    for peeled in range(PEELS):
+        if len(brackets) + 2 * peeled <= MAX_DEPTH:
+            return False
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+    return True
 
 
 def _check(data: bytes, where: str | None) -> None:

@@ -81,6 +81,21 @@ def test_depth_is_measured_wherever_texts_and_escapes_are_cut(tree: Any, slice_b
         assert refused.value.field == "second"
 
 
+@settings(max_examples=300, deadline=None)
+@given(tree=trees, allowed=st.integers(1, 5))
+@example(tree=[["]"], "]", [["]", ["}"]]]], allowed=2)
+def test_what_looks_flat_is_not_deep(tree: Any, allowed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_shape, "MAX_DEPTH", allowed)
+        data = json.dumps(tree, ensure_ascii=False).encode()
+        assert json_shape._may_be_deep(data) or depth_of(tree) <= allowed
+
+
+def test_a_long_conversation_looks_flat() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": 'a "]}" b'}]}] * 200
+    assert not json_shape._may_be_deep(json.dumps({"messages": messages}).encode())
+
+
 @pytest.mark.parametrize(
     ("data", "field"),
     [
