@@ -254,3 +254,24 @@ def test_over_tls_who_shakes_no_hands_is_left_and_the_others_are_served(
 
     assert run(visit()).endswith(b"hello")
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_over_tls_who_shakes_no_hands_makes_room_for_who_comes(run: Any) -> None:
+    ca = trustme.CA()
+    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    ca.configure_trust(ours)
+    ca.issue_cert("127.0.0.1").configure_cert(theirs)
+
+    async def visit() -> bytes:
+        async with await serve_http(Desk(), "127.0.0.1", 0, theirs, max_connections=10) as server:
+            held = [await said(server, b"") for _ in range(30)]
+            reader, writer = await asyncio.open_connection(server.host, server.port, ssl=ours)
+            writer.write(b"GET / HTTP/1.1\r\nHost: baton\r\nConnection: close\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), 60)
+            assert await ended(held[0])
+            for _, one in (*held, (reader, writer)):
+                one.close()
+            return answer
+
+    assert run(visit()).endswith(b"hello")
