@@ -9,6 +9,10 @@ from router.workers.pace import Pace
 MAX_UNREAD = 512  # deltas; more of them wait only when the client has stopped reading. Of a token or a few each
 
 
+def nothing() -> None:
+    """What a full inbox calls that nobody listens to."""
+
+
 class UnreadError(Exception):
     """MAX_UNREAD deltas wait, and the request was stopped on its worker."""
 
@@ -20,7 +24,7 @@ class Inbox:
     __slots__ = ("_deltas", "_error", "_is_held", "_pace", "_waiter", "full", "has_begun")
 
     def __init__(self, pace: Pace) -> None:
-        self.full: Callable[[], None] = lambda: None
+        self.full: Callable[[], None] = nothing
         self.has_begun = False  # its first delta has come
         self._pace = pace
         self._is_held = False  # `pace` wakes the reader

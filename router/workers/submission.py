@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from baton_proto.worker import Submit
-from router.workers.inbox import Inbox, UnreadError
+from router.workers.inbox import Inbox, UnreadError, nothing
 from router.workers.link import WorkerLink
 
 
@@ -35,6 +35,7 @@ class Submission:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        self._inbox.full = nothing  # else it would keep us, and we keep it, until the collector comes
         self._link.cancel(self._request_id)
 
     def _expire(self) -> None:

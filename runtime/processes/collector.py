@@ -2,7 +2,7 @@
 
 import gc
 
-COLLECT_AFTER = (50_000, 20, 100)  # new objects, then collections of the younger generation
+COLLECT_AFTER = (10_000, 100, 100)  # new objects, which take 4 ms, then collections of the younger generation
 
 
 def calm_collector() -> None:

@@ -1,10 +1,13 @@
 """Generation over scripted workers: streaming, early ends, and nothing held by whoever has ended."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from msgspec.structs import replace
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from baton_proto.worker import Delta, Failure, StepMessage, Submit
+from router.requests.choice import Choice
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -374,3 +378,26 @@ async def test_prompt_and_output_are_charged_to_the_callers_account_however_the_
     async with routing(tokenizer, ScriptedWorker("d0")) as router:
         await collect(stream(router, replace(request(8, n=2), account=account)))
     assert charged == [len(PROMPT), 16]
+
+
+async def test_a_choice_is_gone_when_it_has_ended_without_a_collection(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = weakref.WeakSet[Choice]()
+    made = Choice.__init__
+
+    def remembered(self: Choice, *parts: Any) -> None:
+        made(self, *parts)
+        choices.add(self)
+
+    monkeypatch.setattr(Choice, "__init__", remembered)
+    prefill, decode = ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")
+    async with routing(tokenizer, prefill, decode) as router:
+        gc.collect()
+        gc.disable()
+        try:
+            await collect(stream(router, request(3, n=4)))
+            assert len(decode.submits) == 4
+            assert not choices
+        finally:
+            gc.enable()
