@@ -116,6 +116,7 @@ class ChatAnswer:
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
+        self._lists = [JsonLists() for _ in range(wanted.num_choices)]  # log-probabilities of each choice
         self._prompt_lists: JsonLists | None = None
 
     @property
@@ -177,7 +178,7 @@ class ChatAnswer:
                 _add(choice.message, event)
         choice.finish_reason = piece.finish_reason
         if choice.logprobs is not None:
-            choice.logprobs.content += self._logprobs(piece).content
+            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece))
         if choice.token_ids is not UNSET:
             choice.token_ids += piece.token_ids
 
@@ -185,6 +186,8 @@ class ChatAnswer:
         for choice in self._choices:
             if choice.message.tool_calls:
                 choice.message.content = choice.message.content or None
+            if choice.logprobs is not None:
+                choice.logprobs.content = self._lists[choice.index].whole("content")
         heading, usage, lists = self._heading, self._with_reasoning(usage_of(finished)), self._prompt_lists
         return ChatCompletion(
             *(heading.id, heading.created, heading.model, self._choices, usage),

@@ -4,7 +4,7 @@ A request may have several prompts; choice j of prompt i has the index i * n + j
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -52,6 +52,7 @@ class CompletionAnswer:
             )
             for index in indices
         ]
+        self._lists = [JsonLists() for _ in indices]  # log-probabilities of each choice, with its prompt's
         self._writers = [_LogprobWriter(tokenizer) if wanted.logprobs else None for _ in indices]
         self._prompts = {index: _Prompt(shown) for index, shown in enumerate(wanted.shown)}  # by choice
         self._begun: set[int] = set()
@@ -74,9 +75,8 @@ class CompletionAnswer:
         if prompt.begin():
             for part in prompt.shown.parts(piece.prompt_logprobs):
                 choice.text += part.text
-                if part.logprobs is not None:
-                    prompt.add(part.logprobs)
-                prompt.lists.add("prompt_logprobs", part.details)
+                self._add_logprobs(piece.index, part.logprobs)
+                self._lists[piece.index].add("prompt_logprobs", part.details)
                 yield
             self._end_prompt(piece, prompt)
 
@@ -100,20 +100,23 @@ class CompletionAnswer:
         choice, more = self._choices[piece.index], self._choice(piece)
         choice.text += more.text
         choice.finish_reason = more.finish_reason
-        if choice.logprobs is not None and more.logprobs is not None:
-            choice.logprobs.extend(more.logprobs)
+        self._add_logprobs(piece.index, more.logprobs)
         if choice.token_ids is not UNSET:
             choice.token_ids += more.token_ids or ()
 
     def whole(self, finished: Finished) -> Completion:
+        for choice, lists in zip(self._choices, self._lists, strict=True):
+            if choice.logprobs is not None:
+                choice.logprobs = Logprobs(*map(lists.whole, Logprobs.__struct_fields__))
         for index, prompt in self._prompts.items():
-            choice, wish = self._choices[index], prompt.shown.wish
-            if choice.logprobs is not None and wish.logprobs is not None:
-                prompt.add(choice.logprobs)
-                choice.logprobs = Logprobs(*map(prompt.lists.whole, Logprobs.__struct_fields__))
-            if wish.details is not None:
-                choice.prompt_logprobs = prompt.lists.whole("prompt_logprobs")
+            if prompt.shown.wish.details is not None:
+                self._choices[index].prompt_logprobs = self._lists[index].whole("prompt_logprobs")
         return self._completion(self._choices, self._usage(finished))
+
+    def _add_logprobs(self, index: int, logprobs: Logprobs | None) -> None:
+        if logprobs is not None:
+            for name in Logprobs.__struct_fields__:
+                self._lists[index].add(name, getattr(logprobs, name))
 
     def _usage(self, finished: Finished) -> Usage:
         """An output that nobody wants is not counted."""
@@ -154,17 +157,12 @@ def _has_tokens(logprobs: Logprobs | None) -> bool:
 @dataclass(slots=True)
 class _Prompt:
     shown: ShownPrompt
-    lists: JsonLists = field(default_factory=JsonLists)
     begun: bool = False
 
     def begin(self) -> bool:
         """Whether it was not shown before."""
         begun, self.begun = self.begun, True
         return not begun
-
-    def add(self, logprobs: Logprobs) -> None:
-        for name in Logprobs.__struct_fields__:
-            self.lists.add(name, getattr(logprobs, name))
 
 
 class _LogprobWriter:

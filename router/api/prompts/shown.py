@@ -46,12 +46,6 @@ class Logprobs(Struct):
     top_logprobs: list[dict[str, float] | None] = []
     text_offset: list[int] = []
 
-    def extend(self, more: "Logprobs") -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
-
 
 class Detail(Struct, frozen=True):
     """As vLLM writes it."""
