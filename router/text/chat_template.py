@@ -26,21 +26,26 @@ from runtime.side_lane import stop_if_unwanted
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
 
-
+DEFAULT_TEMPLATE = "chat_template.jinja"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 PIECES_AT_ONCE = 256  # of the text, after which its length and the time are looked at
 NESTED = "they, or variables of their template, are nested too deep"
 MAX_RENDER_S = 5.0  # of a processor, for one conversation; a large one takes milliseconds
 
 
 class ChatTemplate:
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str], model: str = "") -> None:
-        """`special_tokens`: text by name, such as `bos_token`, for the template. Without a source `render` refuses
-        everything. Raises ModelError when the source is not a template."""
+    def __init__(
+        self, source: str | None, special_tokens: Mapping[str, str], model: str = "", tool_source: str | None = None
+    ) -> None:
+        """`special_tokens`: text by name, such as `bos_token`, for the template. `tool_source`: another template, for
+        chats with tools. Without a source `render` refuses everything. Raises ModelError when the source is not a
+        template."""
         self._special_tokens = dict(special_tokens)
-        self.source = source or ""
+        self.source = "".join(filter(None, (source, tool_source)))
         try:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(self.source)))
             self._template = None if source is None else _environment().from_string(source)
+            self._tool_template = None if tool_source is None else _environment().from_string(tool_source)
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:  # nested too deep
             raise ModelError(model, f"its chat template cannot be used: {error}") from error
 
@@ -53,16 +58,48 @@ class ChatTemplate:
     ) -> str:
         """`variables` come from the caller and cannot replace what is set here. Raises InvalidRequestError when there
         is no template, when it refuses the messages, and when the text gets longer than `max_chars`."""
-        if self._template is None:
-            raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        template = (self._tool_template if values["tools"] else None) or self._template
+        if template is None:
+            raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
         try:
-            return _joined(self._template.generate(values), max_chars)
-        except RecursionError as error:
-            raise InvalidRequestError("messages", NESTED) from error
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise InvalidRequestError("messages", f"the model's chat template refuses them: {error}") from error
+            return _rendered(template, values, max_chars)
+        except _RefusedError as refusal:
+            written = [_with_written_arguments(message) for message in messages]
+            if written == values["messages"]:
+                raise
+            try:
+                return _rendered(template, values | {"messages": written}, max_chars)
+            except _RefusedError:
+                raise refusal from None
+
+
+class _RefusedError(InvalidRequestError):
+    """The template cannot render the messages as they are."""
+
+
+def _rendered(template: jinja2.Template, values: Mapping[str, Any], max_chars: int | None) -> str:
+    """Raises InvalidRequestError."""
+    try:
+        return _joined(template.generate(values), max_chars)
+    except RecursionError as error:
+        raise InvalidRequestError("messages", NESTED) from error
+    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _RefusedError("messages", f"the model's chat template refuses them: {error}") from error
+
+
+def _with_written_arguments(message: Message) -> Message:
+    """The arguments of calls as JSON text, which templates such as DeepSeek-R1's join with other text. Most read an
+    object."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        written = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**function, "arguments": written}})
+    return {**message, "tool_calls": calls}
 
 
 def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
@@ -80,25 +117,34 @@ def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
-    """From chat_template.jinja or tokenizer_config.json of a folder in Hugging Face form. Raises ModelError."""
+    """From the files of a folder in Hugging Face form: chat_template.jinja and `TOOL_TEMPLATE`, or the one template or
+    the named ones of tokenizer_config.json. Raises ModelError."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         settings |= read_object(folder / name) if (folder / name).is_file() else {}
-    file = folder / "chat_template.jinja"
-    try:
-        source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(settings.get("chat_template"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(str(folder), f"{file.name} cannot be read: {error}") from error
+    source, tool_source = _named(settings.get("chat_template"))
+    source, tool_source = _read(folder, DEFAULT_TEMPLATE) or source, _read(folder, TOOL_TEMPLATE) or tool_source
     special_tokens = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
-    return ChatTemplate(source, {name: text for name, text in special_tokens.items() if text is not None}, str(folder))
+    known = {name: text for name, text in special_tokens.items() if text is not None}
+    return ChatTemplate(source, known, str(folder), tool_source)
 
 
-def _default_of(setting: Any) -> str | None:
-    """The setting is one template or a list of named ones."""
-    if isinstance(setting, list):
-        named = {entry.get("name"): entry.get("template") for entry in setting if isinstance(entry, dict)}
-        setting = named.get("default")
-    return setting if isinstance(setting, str) else None
+def _read(folder: Path, name: str) -> str | None:
+    try:
+        return (folder / name).read_text(encoding="utf-8") if (folder / name).is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(str(folder), f"{name} cannot be read: {error}") from error
+
+
+def _named(setting: Any) -> tuple[str | None, str | None]:
+    """(the default, the one for tools) of a setting, which is one template or a list of named ones."""
+    if not isinstance(setting, list):
+        return (setting if isinstance(setting, str) else None), None
+    named = {entry.get("name"): entry.get("template") for entry in setting if isinstance(entry, dict)}
+    default, for_tools = (
+        source if isinstance(source, str) else None for source in map(named.get, ("default", "tool_use"))
+    )
+    return default, for_tools
 
 
 def _content(token: Any) -> str | None:

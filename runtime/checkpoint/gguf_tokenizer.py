@@ -98,8 +98,12 @@ def tokenizer_settings(metadata: Metadata, max_position: int) -> dict[str, Any]:
         token = special_token(metadata, theirs)
         if token is not None:
             settings[f"{ours}_token"] = token
-    if "tokenizer.chat_template" in metadata:
-        settings["chat_template"] = metadata["tokenizer.chat_template"]
+    default, for_tools = (metadata.get(f"tokenizer.chat_template{name}") for name in ("", ".tool_use"))
+    if for_tools is not None:
+        named = {"default": default, "tool_use": for_tools}
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    elif default is not None:
+        settings["chat_template"] = default
     return settings
 
 

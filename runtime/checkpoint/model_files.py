@@ -24,6 +24,7 @@ QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_con
 SMALL_FILES = (
     *("config.json", "generation_config.json", INDEX_FILE, *QUANTIZATION_FILES),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    "additional_chat_templates/tool_use.jinja",
 )
 
 

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,39 @@ def test_a_text_that_takes_too_long_is_not_rendered_to_its_end(monkeypatch: pyte
     monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.0)
     with pytest.raises(InvalidRequestError, match="take the model's chat template more than"):
         ChatTemplate(SMOLLM2, {}).render(CONVERSATIONS[1])
+
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("'```' + call.function.arguments + '```'", '```{"a": "é"}```'),
+        ("call.function.arguments if call.function.arguments is string else raise_exception('no')", '{"a": "é"}'),
+        ("call.function.arguments.a", "é"),
+    ],
+)  # fmt: skip
+def test_arguments_are_an_object_or_the_text_that_a_template_joins(written: str, text: str) -> None:
+    template = f"{{% for call in messages[-1].tool_calls %}}{{{{ {written} }}}}{{% endfor %}}"
+    assert ChatTemplate(template, {}).render(CALLED) == text
+    with pytest.raises(InvalidRequestError, match="refuses them: first"):
+        ChatTemplate("{{ raise_exception('first' if messages[-1].tool_calls[0].function.arguments is mapping) }}", {}
+        ).render(CALLED)  # fmt: skip
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_chats_with_tools_take_the_template_that_is_named_for_them(tmp_path: Path, as_file: bool) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
+    settings = {"chat_template": named[:1] if as_file else named}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if as_file:
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(named[1]["template"])
+    template = load_chat_template(tmp_path)
+    assert template.render(CONVERSATIONS[0]) == template.render(CONVERSATIONS[0], {"tools": []}) == "plain"
+    assert template.render(CONVERSATIONS[0], {"tools": [{}]}) == "1 tools"
+    assert "tools" in template.variables
