@@ -274,10 +274,13 @@ def _frontend(
     config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics, grammars: GrammarChecker
 ) -> Frontend:
     tokenizer, wanted = generator.tokenizer, config.router
-    told = tokenizer.chat_template, tokenizer.added_tokens, tokenizer.special_token_ids
-    families = model_families(wanted.tool_parser, wanted.reasoning_parser, *told)
+    template = tokenizer.chat_template, tokenizer.template_reads("tools")
+    added = tokenizer.matched_tokens, tokenizer.hidden_token_ids
+    families = model_families(wanted.tool_parser, wanted.reasoning_parser, *template, *added)
+    told = "by the chat template" if families.tells_tools else "as text, because the chat template knows no tools"
     ends = [tokenizer.token_text(token_id) for token_id in sorted(files.eos_token_ids)]
-    log.info("answers are taken apart", tool_calls=families.tool_name, reasoning=families.reasoning_name, ends=ends)
+    names = {"tool_calls": families.tool_name, "reasoning": families.reasoning_name}
+    log.info("answers are taken apart", **names, tools_are_told=told, ends=ends)
     if not ends:
         log.warning(
             "the model's files name no token that ends an answer: answers go on up to max_tokens", model=files.name

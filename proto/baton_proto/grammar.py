@@ -19,11 +19,12 @@ class Grammar(Struct, frozen=True):
     kind: GrammarKind
     text: GrammarText = ""  # a JSON schema or structural tag (JSON), a regular expression, or EBNF
     choices: Annotated[tuple[GrammarText, ...], Meta(max_length=MAX_ALTERNATIVES)] = ()  # the answers of a choice
+    around: GrammarText = ""  # Lark of the whole answer, in which @format is the grammar above; empty: nothing else
     held_bytes: Count = 0  # of the compiled form, as the router's helper measured them; 0: nobody has
 
     @property
     def num_chars(self) -> int:
-        return len(self.text) + sum(map(len, self.choices))
+        return len(self.text) + len(self.around) + sum(map(len, self.choices))
 
 
 # --- between a router and its helper process, which compiles what callers sent ----------------------------------------

@@ -53,6 +53,6 @@ class TokenCounter:
         model, chat = await read_soon(frontend.lane, deadline_s, self._read, data, tenant)
         check_model(frontend, model)
         if chat.tools is not None:
-            check_tools(chat.tools, frontend.families, frontend.tokenizer)
+            check_tools(chat.tools, frontend.families)
         tokens = await tokenize(frontend, chat, self._field, deadline_s)
         return json_response(self._answer(len(tokens)))

@@ -22,7 +22,7 @@ from baton_proto.sampling import MAX_SEED
 from baton_proto.worker import CacheHint
 from router.api.prompts.logprobs import check_prompt
 from router.api.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
-from router.api.tool_use import ToolUse, answer_form, check_tools
+from router.api.tool_use import ToolUse, answer_form, begin_chat, check_tools
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
@@ -100,20 +100,17 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     limits = frontend.generator.limits()
     deadline_s = started_s + timeout_s
     if isinstance(prompt, Chat) and prompt.tools is not None:
-        check_tools(prompt.tools, frontend.families, frontend.tokenizer)
+        check_tools(prompt.tools, frontend.families)
     tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
-    grammar_field = options.name_of("grammar")
-    if sampling.grammar is not None:
-        checked = await _check_grammar(frontend, sampling.grammar, grammar_field, deadline_s)
-        sampling = msgspec.structs.replace(sampling, grammar=checked)
-    parsing = None
-    if isinstance(prompt, Chat) and prompt.tools is not None:
-        form = prompt.tools, frontend.families, frontend.tokenizer
-        parsing, calls = answer_form(*form, tokens, sampling.grammar, prompt.thinking_tokens)
-        if calls is not None:
-            grammar_field = "tools"
-            checked = await _check_calls(frontend, prompt.tools, calls, deadline_s)
-            sampling = msgspec.structs.replace(sampling, grammar=checked)
+    given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
+    parsing, grammar = None, given
+    if isinstance(prompt, Chat) and use is not None:
+        form = use, frontend.families, frontend.tokenizer
+        parsing, grammar = answer_form(*form, tokens, given, prompt.thinking_tokens)
+    grammar_field = options.name_of("grammar") if given is not None else "tools"
+    if grammar is not None:
+        grammar = await _check_answer(frontend, grammar, given, grammar_field, use, deadline_s)
+    sampling = msgspec.structs.replace(sampling, grammar=grammar)
     max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
     sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
     check_prompt(options.name_of("prompt_logprobs"), len(tokens), sampling)
@@ -222,13 +219,20 @@ async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadli
     return await frontend.grammars.check_soon(grammar, name, deadline_s, frontend.grammar_lane)
 
 
-async def _check_calls(frontend: Frontend, use: ToolUse, calls: Grammar, deadline_s: float) -> Grammar:
-    """`calls`: of the tools together. Where that cannot be followed, they are tried one by one."""
+async def _check_answer(
+    frontend: Frontend, whole: Grammar, given: Grammar | None, name: str, use: ToolUse | None, deadline_s: float
+) -> Grammar:
+    """`whole`: of `given`, the caller's grammar, and of the tools together. Where that cannot be followed, they are
+    tried one by one."""
     try:
-        return await _check_grammar(frontend, calls, "tools", deadline_s)
+        return await _check_grammar(frontend, whole, name, deadline_s)
     except InvalidRequestError:
-        for name, schema in use.schemas().items():
-            index = [tool["function"]["name"] for tool in use.tools].index(name)
+        if given is not None:
+            await _check_grammar(frontend, given, name, deadline_s)
+        if use is None or not use.told:
+            raise
+        for tool, schema in use.schemas().items():
+            index = [each["function"]["name"] for each in use.tools].index(tool)
             alone = Grammar("json_schema", json.dumps(schema))
             await _check_grammar(frontend, alone, use.schema_name(index), deadline_s)
         problem = "make a grammar that cannot be followed; give fewer tools, or simpler schemas"
@@ -270,9 +274,7 @@ async def _tokenize_chat(
     frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None
 ) -> TokenIds:
     tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
-    tools = chat.tools.tools if chat.tools is not None else ()
-    variables = {**chat.variables, "tools": list(tools)} if tools else chat.variables
-    begin = partial(tokenizer.begin_chat, chat.messages, variables, max_chars)
+    begin = partial(begin_chat, chat.tools, frontend.families, tokenizer, chat.messages, chat.variables, max_chars)
     at_once = chat.num_chars() + chat.steps() * CHARS_PER_STEP <= IN_PLACE_BYTES
     text = begin() if at_once else await frontend.lane.run(deadline_s, begin)
     _check_fits(name, len(text.segments) - 1, limits, at_least="at least ")  # each but the first begins with a token

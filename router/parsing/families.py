@@ -13,6 +13,7 @@ class ToolFamily:
     opens: tuple[str, ...]  # marks behind which calls stand, anywhere in the text
     body: CallFormat
     inner: tuple[str, ...] = ()  # marks within a call
+    shown: str = ""  # a call of NAME with ARGUMENTS, for models that no chat template tells it; empty: it has to
     bare: tuple[str, ...] = ()  # what calls begin with when the text is nothing else, but for spaces; part of them
 
 
@@ -20,11 +21,12 @@ class ToolFamily:
 class ReasoningFamily:
     opens: str
     closes: str
-    inner: tuple[str, ...] = ()  # special tokens that its marks are made of
+    inner: tuple[str, ...] = ()  # added tokens that its marks are made of
     skips: tuple[str, ...] = ()  # marks between the parts of an answer, which say nothing
     heads: tuple[str, ...] = ()  # the same, with what stands behind them up to `head_end`
     head_end: str = ""
     next_part: str = ""  # what begins the next part of an answer
+    answers: tuple[str, ...] = ()  # what may stand before an answer that has a format
     ends: str = ""  # what makes a model go on behind its reasoning; empty: `closes`, on a line of its own
 
 
@@ -39,15 +41,32 @@ class Sign:
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
 TOOL_FAMILIES = {
-    "hermes": ToolFamily(("<tool_call>",), call_formats.tagged_json, ("</tool_call>",)),
+    "hermes": ToolFamily(
+        ("<tool_call>",),
+        call_formats.tagged_json,
+        ("</tool_call>",),
+        '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    ),
     "qwen3_coder": ToolFamily(("<tool_call>",), qwen_coder, ("</tool_call>",)),
-    "llama3_json": ToolFamily(("<|python_tag|>",), call_formats.bare_json, bare=("{",)),
+    "llama3_json": ToolFamily(
+        ("<|python_tag|>",),
+        call_formats.bare_json,
+        shown='{"name": "NAME", "parameters": ARGUMENTS}',
+        bare=("{",),
+    ),
     "pythonic": ToolFamily(("<|python_start|>",), call_formats.pythonic, ("<|python_end|>",), bare=("[",)),
-    "mistral": ToolFamily(("[TOOL_CALLS]",), call_formats.mistral, ("[ARGS]", "[CALL_ID]")),
+    "mistral": ToolFamily(
+        ("[TOOL_CALLS]",),
+        call_formats.mistral,
+        ("[ARGS]", "[CALL_ID]"),
+        '[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
+    ),
     "deepseek_v3": ToolFamily(
         ("<｜tool▁calls▁begin｜>",),
         call_formats.deepseek,
         ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     "harmony": ToolFamily(  # gpt-oss; the recipient may stand behind <|start|>assistant, which a prompt ends with
         ("<|channel|>commentary to=functions.", "<|channel|>analysis to=functions."),
@@ -70,6 +89,7 @@ REASONING_FAMILIES = {
         heads=("<|channel|>final <|constrain|>", "<|channel|>commentary <|constrain|>"),
         head_end="<|message|>",
         next_part="<|start|>assistant",
+        answers=("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
         ends="<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
 }
@@ -78,6 +98,9 @@ MARKS = frozenset(text for family in TOOL_FAMILIES.values() for text in (*family
     text for family in REASONING_FAMILIES.values() for text in (family.opens, family.closes, *family.inner)
 )
 """What answers of any family are made of besides text."""
+
+PLAIN_FAMILY = "hermes"
+"""How a model is told to write calls whose chat template knows no tools, and which shows no other family's signs."""
 
 TOOL_SIGNS = (
     Sign("qwen3_coder", ("<tool_call>", "<function=")),

@@ -21,11 +21,14 @@ class Parser:
         new_id: Callable[[], str],
         schemas: Schemas | None = None,
         in_reasoning: bool = False,
+        formatted: bool = False,
     ) -> None:
-        """in_reasoning: the prompt ends within the reasoning, which the chat template has opened."""
+        """in_reasoning: the prompt ends within the reasoning, which the chat template has opened. formatted: marks
+        stand before an answer's text and not within it."""
         self._tools = tools
         self._reasoning = reasoning
         self._in_reasoning = in_reasoning
+        self._formatted = formatted
         self._events: list[Event] = []
         self._reader = Reader()
         self._calls = CallWriter(self._events.append, new_id, schemas or {})
@@ -71,6 +74,8 @@ class Parser:
         while True:
             if begins and tools is not None and tools.bare:
                 yield from self._bare_call(tools)
+            if self._formatted and not (yield from reader.starts_with(marks)):
+                marks = ()
             mark = yield from reader.until(marks, self._text)
             if mark is None:
                 return

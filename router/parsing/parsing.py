@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from router.parsing.call_writer import Schemas
 from router.parsing.families import (
+    PLAIN_FAMILY,
     REASONING_FAMILIES,
     REASONING_SIGNS,
     TOOL_FAMILIES,
@@ -17,6 +18,7 @@ from router.parsing.families import (
     recognised,
 )
 from router.parsing.parser import Parser
+from runtime.grammar.words.marks import Marks
 
 _dice = random.Random()  # ids are told apart by it, not secret
 _ID_SIGNS = string.ascii_letters + string.digits
@@ -27,23 +29,25 @@ class Parsing(Struct, frozen=True):
 
     tools: ToolFamily | None  # None: calls stay text
     reasoning: ReasoningFamily | None
-    marks: Set[int]  # special tokens that the families use
+    marks: Set[int]  # tokens of the families that texts hide, which this answer's text has to show
     schemas: Schemas = {}
     in_reasoning: bool = False  # the prompt ends within the reasoning
+    formatted: bool = False  # what is neither reasoning nor calls is of the caller's grammar, and has no marks
     one_call: bool = False  # all but the first are dropped
     thinking_tokens: int | None = None  # after so many tokens of reasoning, `end_of_thinking` follows; None: no limit
     end_of_thinking: tuple[int, ...] = ()
 
     def parser(self) -> Parser:
-        return Parser(self.tools, self.reasoning, _call_id, self.schemas, self.in_reasoning)
+        return Parser(self.tools, self.reasoning, _call_id, self.schemas, self.in_reasoning, self.formatted)
 
 
 class ModelFamilies(Struct, frozen=True):
-    """Of the served model. `marks`: text of each special token that the families use -> its id."""
+    """Of the served model."""
 
     tool_name: str | None = None
     reasoning_name: str | None = None
-    marks: Mapping[str, int] = {}
+    marks: Marks = Marks()  # the added tokens that the families use
+    tells_tools: bool = True  # the chat template does; else router/text/plain_tools.py has to
 
     @property
     def tools(self) -> ToolFamily | None:
@@ -58,10 +62,18 @@ NO_FAMILIES = ModelFamilies()
 
 
 def model_families(
-    tool_parser: str, reasoning_parser: str, template: str, added_tokens: Mapping[str, int], special: Set[int]
+    tool_parser: str,
+    reasoning_parser: str,
+    template: str,
+    tells_tools: bool,
+    added_tokens: Mapping[str, int],
+    hidden: Set[int],
 ) -> ModelFamilies:
-    """The parsers are names, `none`, or `auto`: by the chat template and the added tokens, both of the model."""
+    """The parsers are names, `none`, or `auto`: by the chat template and the added tokens, both of the model.
+    `tells_tools`: the template does; `hidden`: the added tokens that texts hide."""
     tool_name = _named(tool_parser) if tool_parser != "auto" else recognised(TOOL_SIGNS, template, added_tokens)
+    if tool_name is None and tool_parser == "auto" and template and not tells_tools:
+        tool_name = PLAIN_FAMILY
     by_signs = reasoning_parser == "auto"
     reasoning_name = recognised(REASONING_SIGNS, template, added_tokens) if by_signs else _named(reasoning_parser)
     families = ModelFamilies(tool_name, reasoning_name)
@@ -70,8 +82,9 @@ def model_families(
         texts += (*families.tools.opens, *families.tools.inner)
     if families.reasoning is not None:
         texts += (families.reasoning.opens, families.reasoning.closes, *families.reasoning.inner)
-    marks = {text: added_tokens[text] for text in texts if added_tokens.get(text) in special}
-    return ModelFamilies(tool_name, reasoning_name, marks)
+    ids = {text: added_tokens[text] for text in texts if text in added_tokens}
+    marks = Marks(ids, hidden & set(ids.values()))
+    return ModelFamilies(tool_name, reasoning_name, marks, tells_tools)
 
 
 def _call_id() -> str:

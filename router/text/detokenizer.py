@@ -100,7 +100,7 @@ class WindowDetokenizer:
     def _push(self, token_id: int) -> str:
         if token_id in self._marks:
             return self._difference(final=True) + self._tokenizer.token_text(token_id)
-        if token_id in self._tokenizer.special_token_ids:
+        if token_id in self._tokenizer.hidden_token_ids:
             return ""
         self._waiting.append(token_id)
         return "" if self._tokenizer.is_byte_fallback(token_id) else self._difference(final=False)

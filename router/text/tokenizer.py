@@ -39,19 +39,20 @@ class Tokenizer:
         self._segments = SegmentCache(self._encode, boundary_pattern(added.values()))
         control = () if parse_control_tokens else added.values()
         self._control = ControlTokens(control, self._template.source, marks)
-        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        # Prompts match all added tokens; texts hide the special ones. What grammars bar is for their Vocabulary to say.
+        self.matched_tokens = {token.content: token_id for token_id, token in added.items()}
+        self.hidden_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         self.max_token_chars = max(map(len, vocabulary), default=1)
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         self.is_byte_level = decoder.get("type") == "ByteLevel"  # else text depends on more than each token's own bytes
         self._has_byte_fallback = "ByteFallback" in json.dumps(decoder)
         self._token_bytes = _Table(self._spell)
-        self._shown = _Table(lambda token_id: b"" if token_id in self.special_token_ids else self.token_bytes(token_id))
+        self._shown = _Table(lambda token_id: b"" if token_id in self.hidden_token_ids else self.token_bytes(token_id))
         if self.is_byte_level:  # cheap, and the first answers would have to wait for it
             self._token_bytes.update((token_id, _bytes_of_byte_level(token)) for token, token_id in vocabulary.items())
             self._shown.update(self._token_bytes)
-            self._shown.update(dict.fromkeys(self.special_token_ids, b""))
+            self._shown.update(dict.fromkeys(self.hidden_token_ids, b""))
         self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
@@ -72,7 +73,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """Its source; empty: there is none."""
+        """Its source, and that of the one for tools; empty: there is none."""
         return self._template.source
 
     def template_reads(self, variable: str) -> bool:

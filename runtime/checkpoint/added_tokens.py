@@ -1,4 +1,9 @@
-"""The tokens that tokenizer_config.json and tokenizer.json add to the vocabulary, such as those that end a turn."""
+"""The tokens that tokenizer_config.json and tokenizer.json add to the vocabulary, such as those that end a turn.
+
+Prompts match every added token as a whole, whatever its flags. Those that are `special` are hidden in answers' texts
+(Tokenizer.hidden_token_ids) and barred from what grammars call a text (Vocabulary). A mark of a family of tool calls or
+reasoning is looked up among all of them: Qwen3's <think> and <tool_call> are not special.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,11 @@ def configured(folder: Path) -> dict[int, AddedToken]:
         return msgspec.convert(listed or {}, dict[int, AddedToken], strict=False)
     except msgspec.ValidationError as error:
         raise ModelError(str(folder), f"tokenizer_config.json: added_tokens_decoder: {error}") from error
+
+
+def known(folder: Path) -> dict[int, AddedToken]:
+    """All, by id. Raises ModelError."""
+    return {token.id: token for token in _of_tokenizer(folder)} | configured(folder)
 
 
 def id_of(folder: Path, name: str) -> int | None:

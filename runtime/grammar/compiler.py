@@ -13,10 +13,11 @@ from typing import Final
 
 from baton_proto.grammar import Grammar
 from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
-from runtime.grammar.compiling import Vocabulary, compiled
+from runtime.grammar.compiling import compiled
 from runtime.grammar.deep_stack import SAFE_STACK_BYTES, on_deep_stack
 from runtime.grammar.matcher import Matcher
 from runtime.grammar.room import Compiled, GrammarRoom
+from runtime.grammar.words.vocabulary import Vocabulary
 from runtime.side_lane import SideLane
 
 TIMEOUT_S: Final = 10.0  # to wait for a thread and to compile

@@ -4,22 +4,20 @@ machines refuse the same grammars.
 Invariant: no process that must not die compiles what a helper has not survived: see `checker` and `helper`.
 """
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 import llguidance
 import numpy as np
-import tokenizers
 
 from baton_proto.grammar import Grammar
-from runtime.errors import ModelError
 from runtime.grammar.bounds import check_size
 from runtime.grammar.faults import find_fault
-from runtime.grammar.matcher import EndTokens, Matcher
+from runtime.grammar.matcher import Matcher
 from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
 from runtime.grammar.room import Compiled, GrammarRoom
 from runtime.grammar.source import json_source, llguidance_source, longest_text, parsed
+from runtime.grammar.words.vocabulary import Vocabulary
 
 MAX_TEXT_CHARS: Final = 16 * 1024  # of a regular expression, EBNF, choice or text of a schema: a mask of one takes 5 ms
 PROBED_TOKENS: Final = 4
@@ -37,31 +35,15 @@ _LIMITS = llguidance.LLParserLimits(
 _THEIR_WAY_OUT = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 
 
-class Vocabulary:
-    """The tokens of one model, as llguidance reads them."""
-
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        """`folder`: the model's, in Hugging Face form. Holds Python's lock for up to a second. Raises ModelError."""
-        self.eos_token_ids = sorted(eos_token_ids)
-        self.ends = EndTokens(eos_token_ids, -(-vocab_size // 32))
-        try:
-            text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).to_str()
-            self.tokens = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=self.eos_token_ids)
-        except BaseException as error:  # both libraries raise nothing narrower, and a panic of theirs is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise ModelError(str(folder), f"no grammar can be followed with its tokenizer: {error}") from error
-
-
 def compiled(vocabulary: Vocabulary, grammar: Grammar) -> llguidance.LLMatcher:
     """Raises ValueError, which says what is wrong with the grammar and what to do."""
     check_size(grammar)
     if (longest := longest_text(grammar)) > MAX_TEXT_CHARS:
         raise ValueError(f"has a text of {longest} characters; at most {MAX_TEXT_CHARS} are allowed in one")
-    if (size := written_out(grammar.text)) > MAX_WRITTEN_OUT:
+    if (size := max(map(written_out, (grammar.text, grammar.around)))) > MAX_WRITTEN_OUT:
         raise ValueError(f"has repeats that make {size} when written out; at most {MAX_WRITTEN_OUT} are allowed")
     try:
-        source = llguidance_source(grammar)
+        source = llguidance_source(grammar, vocabulary.marks)
     except ValueError as error:
         problem = str(error)
         if "recursion limit" in problem:  # of a library that reads JSON

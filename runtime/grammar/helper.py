@@ -23,10 +23,11 @@ from msgspec import msgpack
 from baton_proto.decoding import decoder
 from baton_proto.grammar import GrammarCheck, GrammarVerdict
 from runtime.errors import ModelError
-from runtime.grammar.compiling import Vocabulary, compiled
+from runtime.grammar.compiling import compiled
 from runtime.grammar.deep_stack import STACK_BYTES, on_deep_stack
 from runtime.grammar.framing import received, send
 from runtime.grammar.heap import heap_bytes
+from runtime.grammar.words.vocabulary import Vocabulary
 from runtime.processes.die_with_parent import die_with_parent
 
 MAX_CHILDREN: Final = 3

@@ -10,41 +10,62 @@ from baton_proto.grammar import Grammar
 from runtime.grammar.bounds import check_depth
 from runtime.grammar.schemas import enforced
 from runtime.grammar.structural_tags import tags_source
+from runtime.grammar.words.lark_rules import JSON_OPTIONS
+from runtime.grammar.words.marks import Marks
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,16}"  # bounded: a model that writes nothing else would never end
-JSON_OPTIONS: Any = {"whitespace_pattern": WHITESPACE}
 _STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"?', re.DOTALL)  # one without an end is the rest
 
 
-def llguidance_source(grammar: Grammar) -> str:
-    """Raises ValueError."""
+def llguidance_source(grammar: Grammar, marks: Marks) -> str:
+    """`marks`: of the model. Raises ValueError.
+
+    Because a model spells marks as their tokens and llguidance reads them as other text, nothing is forced: where a
+    grammar leaves no choice of text, any tokens may spell it. That is also faster than to tokenize it.
+    """
+    whole = '%llguidance {"no_forcing": true}\n' + (grammar.around or "start: @format")
+    return json.dumps({"grammars": [{"lark_grammar": whole}, {**_format(grammar, marks), "name": "format"}]})
+
+
+def _format(grammar: Grammar, marks: Marks) -> dict[str, Any]:
     match grammar.kind:
         case "json_object":
-            return json_source({"type": "object"})
+            return _only(json_source({"type": "object"}))
         case "json_schema":
-            return json_source(parsed(grammar.text))
+            return _only(json_source(parsed(grammar.text)))
         case "regex":
-            return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+            return _only(llguidance.LLMatcher.grammar_from_regex(grammar.text))
         case "choice":
             if not grammar.choices or not all(grammar.choices):
                 raise ValueError("needs one or more texts, none of them empty")
             texts = (json.dumps(text, ensure_ascii=False) for text in grammar.choices)
-            return llguidance.LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(texts))
+            return {"lark_grammar": "start: TEXT\nTEXT: " + " | ".join(texts)}
         case "ebnf":
-            return llguidance.grammar_from("grammar", grammar.text)
+            return {"lark_grammar": marks.numbered(llguidance.grammar_from("grammar", grammar.text))}
         case "structural_tag":
-            return tags_source(parsed(grammar.text), JSON_OPTIONS)
+            return {"lark_grammar": tags_source(parsed(grammar.text), marks)}
+
+
+def _only(source: str) -> dict[str, Any]:
+    (grammar,) = json.loads(source)["grammars"]
+    return dict(grammar)
 
 
 def longest_text(grammar: Grammar) -> int:
     """Characters of the longest text that an answer is matched against in one piece, as they are written."""
     if grammar.kind == "regex":
-        return len(grammar.text)
-    if grammar.kind == "ebnf":  # the schemas of tools stand on lines of their own
-        rules = [line.partition(": %json {") for line in grammar.text.split("\n")]
-        schemas = [schema for _, _, schema in rules if schema.endswith("}")]
-        return max((len(grammar.text) - sum(map(len, schemas)), *map(_longest_string, schemas)))
-    return max((*map(len, grammar.choices), _longest_string(grammar.text)))
+        own = len(grammar.text)
+    elif grammar.kind == "ebnf":
+        own = _longest_of_lark(grammar.text)
+    else:
+        own = max((*map(len, grammar.choices), _longest_string(grammar.text)))
+    return max(own, _longest_of_lark(grammar.around))
+
+
+def _longest_of_lark(text: str) -> int:
+    """The schemas of tools stand on lines of their own."""
+    rules = [line.partition(": %json {") for line in text.split("\n")]
+    schemas = [schema for _, _, schema in rules if schema.endswith("}")]
+    return max((len(text) - sum(map(len, schemas)), *map(_longest_string, schemas)))
 
 
 def _longest_string(text: str) -> int:

@@ -3,38 +3,41 @@
 The older form lists structures and what triggers them; the newer one, xgrammar's, has a `format` that nests.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import llguidance
-
 from runtime.errors import shown
 from runtime.grammar.bounds import check_depth
+from runtime.grammar.words.lark_rules import ANY_TEXT, LarkRules
+from runtime.grammar.words.marks import Marks
 
-TEXT = "/(.|\\n)*/"
 _SLASH = re.compile(r"\\.|/", re.DOTALL)  # one that is not escaped ends a pattern in Lark
 OLDER = '{"structures": [{"begin": ..., "schema": {...}, "end": ...}], "triggers": [...]}'
 
 
-def tags_source(tag: Any, json_options: Any) -> str:
-    """`json_options`: of llguidance, for the schemas. Raises ValueError, which names the field."""
-    if isinstance(tag, Mapping) and "format" in tag:
-        try:
-            return _Format(json_options).source(tag["format"])
-        except RecursionError as error:
-            raise ValueError("format is nested too deeply") from error
+def tags_source(tag: Any, marks: Marks) -> str:
+    """`marks`: of the model. Raises ValueError, which names the field."""
+    given = tag["format"] if isinstance(tag, Mapping) and "format" in tag else _newer(tag)
     try:
-        triggers = [str(trigger) for trigger in tag["triggers"]]
-        tags = []
-        for each in tag["structures"]:
-            trigger = _trigger(each["begin"], triggers)
-            check_depth(each["schema"])
-            schema = {**each["schema"], "x-guidance": json_options}
-            tags.append(llguidance.StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
-        return llguidance.StructTag.to_grammar(tags, assume_special=False)
-    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        return _Format(marks).source(given)
+    except RecursionError as error:
+        raise ValueError("format is nested too deeply") from error
+
+
+def _newer(tag: Any) -> Mapping[str, Any]:
+    """The older form in the newer one. Raises ValueError."""
+    try:
+        tags = [
+            {
+                "begin": each["begin"],
+                "content": {"type": "json_schema", "json_schema": {**each["schema"]}},
+                "end": each["end"],
+            }
+            for each in tag["structures"]
+        ]
+        return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"must be {OLDER}, or have a format: {type(error).__name__} {error}") from error
 
 
@@ -48,18 +51,12 @@ def _trigger(begin: str, triggers: Sequence[str]) -> str:
 class _Format:
     """The rules of one format as they are written."""
 
-    def __init__(self, json_options: Any) -> None:
-        self._json_options = json_options
-        self._lines: list[str] = []
+    def __init__(self, marks: Marks) -> None:
+        self._rules = LarkRules(marks)
 
     def source(self, given: Any) -> str:
         start = self._written("format", given)
-        return "\n".join((f"start: {start}", f"TEXT: {TEXT}", *self._lines))
-
-    def _rule(self, body: str, attribute: str = "") -> str:
-        name = f"rule_{len(self._lines)}"
-        self._lines.append(f"{name}{attribute}: {body}")
-        return name
+        return "\n".join((f"start: {start}", f"TEXT: {ANY_TEXT}", *self._rules.lines))
 
     def _written(self, where: str, given: Any) -> str:
         kind = given.get("type") if isinstance(given, Mapping) else None
@@ -72,15 +69,15 @@ class _Format:
         schema = _member(where, given, "json_schema", (dict, bool))
         schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
         check_depth(schema)
-        return self._rule("%json " + json.dumps({**schema, "x-guidance": self._json_options}))
+        return self._rules.json(schema)
 
     def _constant(self, where: str, given: Mapping[str, Any]) -> str:
-        return _literal(_member(where, given, "value", str))
+        return self._literal(_member(where, given, "value", str))
 
     def _regex(self, where: str, given: Mapping[str, Any]) -> str:
         pattern = _SLASH.sub(lambda part: "\\/" if part[0] == "/" else part[0], _member(where, given, "pattern", str))
         pattern = pattern.replace("\n", "\\n")
-        return self._rule(f"/{pattern}/")
+        return self._rules.rule(f"/{pattern}/")
 
     def _sequence(self, where: str, given: Mapping[str, Any], sign: str = " ") -> str:
         elements = _member(where, given, "elements", list)
@@ -94,10 +91,13 @@ class _Format:
         begin = _member(where, given, "begin", str) if begin is None else begin
         content, end = _member(where, given, "content", dict), _member(where, given, "end", str)
         if content.get("type") == "any_text":
-            body = self._rule(TEXT, f"[suffix={json.dumps(end)}]") if end else "TEXT"
+            body = self._rules.text_until(end) if end else "TEXT"
         else:
-            body = f"{self._written(f'{where}.content', content)} {_literal(end)}"
-        return self._rule(f"{_literal(begin)} {body}")
+            body = f"{self._written(f'{where}.content', content)} {self._literal(end)}"
+        return self._rules.rule(f"{self._literal(begin)} {body}")
+
+    def _literal(self, text: str) -> str:
+        return self._rules.literal(text) if text else ""
 
     def _triggered(self, where: str, given: Mapping[str, Any]) -> str:
         triggers, tags = _member(where, given, "triggers", list), _member(where, given, "tags", list)
@@ -105,14 +105,14 @@ class _Format:
         for i, tag in enumerate(tags):
             begin = _member(f"{where}.tags[{i}]", tag, "begin", str)
             trigger = _trigger(begin, [str(each) for each in triggers])
-            opened = self._rule(f"TEXT {_literal(trigger)}", "[lazy]")
-            written.append(f"{opened} {self._tag(f'{where}.tags[{i}]', tag, begin[len(trigger) :])}")
+            inner = self._tag(f"{where}.tags[{i}]", tag, begin[len(trigger) :])
+            written.append(f"{self._rules.text_until(trigger)} {inner}")
         if not written:
             raise ValueError(f"{where}.tags must have one tag or more")
-        either, some = self._rule(" | ".join(written)), bool(given.get("at_least_one"))
+        either, some = self._rules.rule(" | ".join(written)), bool(given.get("at_least_one"))
         if given.get("stop_after_first"):
             return either if some else f"({either} | TEXT)"
-        return f"{either}{'+' if some else '*'} {self._rule('TEXT')}"
+        return f"{either}{'+' if some else '*'} {self._rules.text()}"
 
 
 _KINDS: Mapping[str, Callable[[_Format, str, Mapping[str, Any]], str]] = {
@@ -131,7 +131,3 @@ def _member(where: str, given: Any, name: str, kind: Any) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{where}.{name} is missing or of another type")
     return value
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text) if text else ""

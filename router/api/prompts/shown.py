@@ -96,7 +96,7 @@ class ShownPrompt:
         """Special tokens that the caller's text spells out."""
         if self._text is None:
             return frozenset()
-        special = self._tokenizer.special_token_ids.intersection(np.unique(self._tokens).tolist())
+        special = self._tokenizer.hidden_token_ids.intersection(np.unique(self._tokens).tolist())
         return frozenset(token_id for token_id in special if self._tokenizer.token_text(token_id) in self._text)
 
     def _add(self, part: Part, row: Row, offset: int) -> None:

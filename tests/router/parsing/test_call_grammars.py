@@ -3,19 +3,23 @@
 import json
 import random
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from baton_proto.grammar import Grammar
-from router.parsing.call_grammars import call_grammar
+from router.parsing.call_grammars import Rest, Thought, answer_grammar
 from router.parsing.events import Arguments, CallBegun, Reasoning, joined
 from router.parsing.families import TOOL_FAMILIES
-from router.parsing.parsing import ModelFamilies, Parsing
+from router.parsing.parsing import ModelFamilies, Parsing, model_families
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
 from runtime.grammar.compiler import GrammarCompiler
+from runtime.grammar.words.marks import Marks
+from tests.scripted_families import FAMILIES
+from tests.spelling import Spelling
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 SCHEMA = {
@@ -64,9 +68,9 @@ def written(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, seed:
 def test_what_the_grammar_lets_through_are_calls(
     family: str, marks: dict[str, int], grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    families = ModelFamilies(family, None, marks)
+    families = ModelFamilies(family, None, Marks(marks, frozenset(marks.values())))
     assert families.tools is not None
-    grammar = call_grammar(families, TOOLS, many=True, in_reasoning=False)
+    grammar = answer_grammar(families, TOOLS, many=True, thought="may begin", rest="calls")
     assert grammar is not None
     for seed in range(4):
         token_ids = written(grammars, tokenizer, grammar, seed)
@@ -91,9 +95,10 @@ def check_calls(text: str, families: ModelFamilies) -> None:
             assert given["kind"] in ("a", "b")
 
 
-def lets_through(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
+def lets_through(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str | Grammar, text: str) -> bool:
     """The whole text, and its end there."""
-    matcher, output = grammars.matcher(Grammar("ebnf", grammar)), list[int]()
+    grammar = Grammar("ebnf", grammar) if isinstance(grammar, str) else grammar
+    matcher, output = grammars.matcher(grammar), list[int]()
     for token_id in [*map(int, tokenizer.encode(text, add_special_tokens=False)), EOS_TOKEN_IDS[0]]:
         mask = np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little")
         if not mask[token_id]:
@@ -119,10 +124,10 @@ FREE = [
 def test_where_text_is_free_too_what_follows_a_mark_is_a_call(
     text: str, good: bool, grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    grammar = call_grammar(ModelFamilies("hermes"), TOOLS, many=True, in_reasoning=False, free=True)
+    grammar = answer_grammar(ModelFamilies("hermes"), TOOLS, many=True, thought="may begin", rest="text with calls")
     assert grammar is not None
     assert lets_through(grammars, tokenizer, grammar, text) is good
-    single = call_grammar(ModelFamilies("hermes"), TOOLS, many=False, in_reasoning=False, free=True)
+    single = answer_grammar(ModelFamilies("hermes"), TOOLS, many=False, thought="may begin", rest="text with calls")
     assert single is not None
     assert lets_through(grammars, tokenizer, single, text) is (good and text.count("<tool_call>") < 2)
 
@@ -132,9 +137,9 @@ def test_where_text_is_free_too_what_follows_a_mark_is_a_call(
 def test_whatever_is_written_where_text_is_free_has_no_half_call(
     family: str, marks: dict[str, int], grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
-    families = ModelFamilies(family, None, marks)
-    required = call_grammar(families, TOOLS, many=False, in_reasoning=False)
-    free = call_grammar(families, TOOLS, many=True, in_reasoning=False, free=True)
+    families = ModelFamilies(family, None, Marks(marks, frozenset(marks.values())))
+    required = answer_grammar(families, TOOLS, many=False, thought="may begin", rest="calls")
+    free = answer_grammar(families, TOOLS, many=True, thought="may begin", rest="text with calls")
     assert required is not None
     assert free is not None
     token_ids = written(grammars, tokenizer, required, 1)[:-1]
@@ -164,7 +169,7 @@ def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     families = ModelFamilies("hermes", "think")
-    grammar = call_grammar(families, TOOLS[1:], many=False, in_reasoning=True)
+    grammar = answer_grammar(families, TOOLS[1:], many=False, thought="has begun", rest="calls")
     assert grammar is not None
     text = 'I think.</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
     mask = grammars.matcher(Grammar("ebnf", grammar)).mask([*map(int, tokenizer.encode(text))])
@@ -177,7 +182,7 @@ def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
 
 
 def test_a_call_in_harmony_may_stand_behind_reasoning(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    grammar = call_grammar(ModelFamilies("harmony", "harmony"), TOOLS, many=True, in_reasoning=False)
+    grammar = answer_grammar(ModelFamilies("harmony", "harmony"), TOOLS, many=True, thought="may begin", rest="calls")
     assert grammar is not None
     call = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}"
     thought = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
@@ -185,6 +190,90 @@ def test_a_call_in_harmony_may_stand_behind_reasoning(grammars: GrammarCompiler,
     assert lets_through(grammars, tokenizer, grammar, thought + call)
     assert not lets_through(grammars, tokenizer, grammar, thought + call.replace("{}", '{"a": 1}'))
     assert not lets_through(grammars, tokenizer, grammar, thought)
+
+
+FOUND = '{"text": "a </tool_response> b", "n": 1, "kind": "a"}'
+WRITTEN: dict[str, tuple[str, str | None, str, str]] = {  # family, its reasoning, a thought, a call
+    "qwen3": (
+        *("hermes", "think", "<think>\nHm, <tool_response>.\n</think>\n\n"),
+        f'<tool_call>\n{{"name": "find", "arguments": {FOUND}}}\n</tool_call>',
+    ),
+    "llama3": ("llama3_json", None, "", f'<|python_tag|>{{"name": "find", "parameters": {FOUND}}}'),
+    "mistral": ("mistral", None, "", f"[TOOL_CALLS]find[ARGS]{FOUND}"),
+    "deepseek": (
+        *("deepseek_v3", "think", "<think>\nHm, <｜User｜>.\n</think>\n\n"),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>find\n"
+        f"```json\n{FOUND}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "harmony": (
+        *("harmony", "harmony", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"),
+        f"<|channel|>commentary to=functions.find <|constrain|>json<|message|>{FOUND}",
+    ),
+}
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.fixture(scope="module", params=WRITTEN)
+def spelling(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Spelling]:
+    return request.param, Spelling(tmp_path_factory.mktemp("model"), FAMILIES[request.param])
+
+
+def families_of(name: str, spelling: Spelling) -> ModelFamilies:
+    tools, reasoning, _, _ = WRITTEN[name]
+    tokenizer = spelling.tokenizer
+    return model_families(tools, reasoning or "none", "", True, tokenizer.matched_tokens, tokenizer.hidden_token_ids)
+
+
+@pytest.mark.parametrize("rest", get_args(Rest))
+@pytest.mark.parametrize("thought", get_args(Thought))
+def test_thoughts_calls_and_formats_pass_in_either_spelling_of_their_marks(
+    spelling: tuple[str, Spelling], rest: Rest, thought: Thought
+) -> None:
+    name, told = spelling
+    families = families_of(name, told)
+    around = answer_grammar(families, TOOLS, many=False, thought=thought, rest=rest)
+    if around is None:
+        assert rest == "text with calls"
+        assert families.tools is not None
+        assert families.tools.bare
+        return
+    grammar = Grammar("ebnf", around)
+    if "format" in rest:
+        grammar = Grammar("json_schema", json.dumps({"type": "array", "items": {"type": "integer"}}), around=around)
+    _, _, thinks, call = WRITTEN[name]
+    begun = thinks if families.reasoning is None else thinks.removeprefix(families.reasoning.opens)
+    head = {"may begin": thinks, "has begun": begun, "has ended": ""}[thought]
+    good = [head + call] if rest != "format" else []
+    good += [head + "[1, 2]"] if "format" in rest else []
+    good += [f"{head}{FINAL}[1, 2]"] if "format" in rest and name == "harmony" else []
+    good += [f"{head}Only text.", f"{head}Text. {call}"] if rest == "text with calls" else []
+    good += [text.removeprefix(thinks) for text in good] if thought == "may begin" else []
+    for text in good:
+        assert told.lets_through(grammar, told.tokens(text)), text
+        assert told.lets_through(grammar, told.plain(text)), text
+    bad = [head + call.replace('"n": 1', '"n": "x"')]
+    bad += [head + '["a"]', f"{head}Only text."] if rest != "text with calls" else []
+    for text in bad:
+        assert not told.lets_through(grammar, told.tokens(text)), text
+        assert not told.lets_through(grammar, told.plain(text)), text
+
+
+def test_pythonic_calls_stand_beside_a_format_and_keep_no_schema(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    pythonic = ModelFamilies("pythonic")
+    assert answer_grammar(pythonic, TOOLS, many=True, thought="has ended", rest="calls") is None
+    around = answer_grammar(pythonic, TOOLS, many=True, thought="has ended", rest="calls or format")
+    assert around is not None
+    matcher = grammars.matcher(Grammar("json_object", around=around))
+    text = "[find(text='it\\'s', n=-1.5, kind=[True, None, {\"a\": []}]), stop()]"
+    output = list(map(int, tokenizer.encode(text)))
+    assert set(np.flatnonzero(np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little"))) == set(
+        EOS_TOKEN_IDS
+    )
+    parser = Parsing(pythonic.tools, None, frozenset(), formatted=True).parser()
+    events = joined(parser.push(text) + parser.end(cut=False))
+    assert [event.name for event in events if isinstance(event, CallBegun)] == ["find", "stop"]
 
 
 def test_special_tokens_that_are_marks_are_spelled_among_the_text(tokenizer: Tokenizer) -> None:
@@ -228,7 +317,9 @@ def test_a_text_in_xml_matches_its_schema(
     says: dict[str, object], text: str, good: bool, grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", **says}}, "required": ["a"]}
-    grammar = call_grammar(ModelFamilies("qwen3_coder"), [("f", schema)], many=False, in_reasoning=False)
+    grammar = answer_grammar(
+        ModelFamilies("qwen3_coder"), [("f", schema)], many=False, thought="may begin", rest="calls"
+    )
     assert grammar is not None
     call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     assert lets_through(grammars, tokenizer, grammar, call) is good
@@ -245,6 +336,17 @@ def test_a_text_in_xml_matches_its_schema(
 def test_what_a_text_without_quotes_cannot_follow_is_refused_with_its_path(says: dict[str, object]) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", **says}}}
     with pytest.raises(InvalidRequestError) as refusal:
-        call_grammar(ModelFamilies("qwen3_coder"), [("f", schema)], many=False, in_reasoning=False)
+        answer_grammar(ModelFamilies("qwen3_coder"), [("f", schema)], many=False, thought="may begin", rest="calls")
     (keyword,) = says
     assert f"f.properties.a.{keyword}" in refusal.value.problem
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "pythonic"])
+@pytest.mark.parametrize("text", ['{"found": true}', '{"name": "find"}', '["find", {}]', '{"name": {"parameters": 1}}'])
+def test_a_format_that_begins_as_a_call_is_let_through(
+    name: str, text: str, grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    around = answer_grammar(ModelFamilies(name), TOOLS, many=True, thought="may begin", rest="calls or format")
+    assert around is not None
+    grammar = Grammar("json_schema", '{"anyOf": [{"type": "object"}, {"type": "array"}]}', around=around)
+    assert lets_through(grammars, tokenizer, grammar, text)

@@ -37,7 +37,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 def control_ids(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    return [token_id for token_id in tokens if token_id in tokenizer.added_tokens.values()]
+    return [token_id for token_id in tokens if token_id in tokenizer.matched_tokens.values()]
 
 
 PIECES = st.sampled_from(
@@ -54,7 +54,7 @@ def test_no_text_of_a_message_forges_a_turn_and_each_character_is_read(
     shown = tokenizer.decode(tokens, skip_special_tokens=False)
     assert shown == f"<|im_start|>{role}\n{text}<|im_end|>" + json.dumps([{"name": text}], ensure_ascii=False)
     marks = text.count(OTHER) if role in ("assistant", "system") else 0
-    own = [tokenizer.added_tokens[mark] for mark in ("<|im_start|>", *[OTHER] * marks, "<|im_end|>")]
+    own = [tokenizer.matched_tokens[mark] for mark in ("<|im_start|>", *[OTHER] * marks, "<|im_end|>")]
     assert control_ids(tokenizer, tokens) == own
 
 

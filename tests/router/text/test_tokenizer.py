@@ -39,7 +39,7 @@ def test_decoding_gives_the_text_back(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_special_tokens_are_known_and_spelled_out_by_themselves(tokenizer: Tokenizer) -> None:
-    assert tokenizer.special_token_ids == {0, 1, 2}
+    assert tokenizer.hidden_token_ids == {0, 1, 2}
     assert tokenizer.encode("<|im_end|>").tolist() == [2]
     assert tokenizer.token_text(2) == "<|im_end|>"
     assert tokenizer.decode([2]) == ""
@@ -67,7 +67,7 @@ def test_tokens_that_tokenizer_config_json_adds_are_those_of_transformers(tmp_pa
     assert tokenizer.encode(text).tolist() == reference.encode(text)
     assert {VOCAB_SIZE, VOCAB_SIZE + 1, 300} <= set(tokenizer.encode(text).tolist())
     assert plain.encode(text).tolist() != tokenizer.encode(text).tolist()
-    assert tokenizer.special_token_ids == {0, 1, 2, VOCAB_SIZE + 1}
+    assert tokenizer.hidden_token_ids == {0, 1, 2, VOCAB_SIZE + 1}
     assert tokenizer.decode([VOCAB_SIZE, VOCAB_SIZE + 1]) == "<tool>"
 
 

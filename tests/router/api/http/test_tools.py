@@ -12,7 +12,7 @@ import pytest
 
 from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
-from router.parsing.parsing import ModelFamilies
+from router.parsing.parsing import ModelFamilies, model_families
 from runtime.grammar.compiler import GrammarCompiler
 from tests.router.api.conversations import answers, prompt_of
 from tests.router.http_client import CHAT, USER
@@ -138,18 +138,22 @@ async def test_reasoning_is_told_apart_and_counted(client: openai.AsyncOpenAI, g
     thought = len(generator.tokenizer.encode("I wonder.</think>"))
     assert abs((whole.usage.completion_tokens_details.reasoning_tokens or 0) - thought) <= 1
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
-    answers(generator, "{}")
-    plain = await client.chat.completions.create(
+    answers(generator, "I wonder.</think>{}")
+    formatted = await client.chat.completions.create(
         model=MODEL, messages=USER, extra_body=more | {"response_format": schema}
     )
-    assert plain.choices[0].message.content == "{}"
+    message = formatted.choices[0].message
+    assert (message.reasoning_content, message.content) == ("I wonder.", "{}")
 
 
-async def test_without_tools_and_with_choice_none_a_call_is_text(client: openai.AsyncOpenAI) -> None:
+async def test_without_tools_and_with_choice_none_a_call_is_text(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
     for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         (choice,) = (await client.chat.completions.create(model=MODEL, messages=USER, **asked)).choices  # type: ignore[call-overload]
         assert choice.message.content == CALLS
         assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+        assert '"name": "find"' not in prompt_of(generator)
 
 
 async def test_a_call_that_is_cut_off_is_dropped(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
@@ -184,7 +188,9 @@ async def test_strict_tools_are_a_matter_of_grammar_among_free_text(
     assert "find" in free.text
     assert "stop" in free.text
     assert given is not None
-    assert given.kind == "json_object", "the caller's own grammar goes before"
+    assert given.kind == "json_object"
+    assert "find" in given.around
+    assert "@format" in given.around
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -249,7 +255,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         )
     ),
     ({"tools": [STOP], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
-    ({"tools": [STOP], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1"}}]}]},
         "messages[0].tool_calls[0].function.arguments",
@@ -299,9 +304,72 @@ async def test_bad_tools_are_refused_by_name(http: httpx.AsyncClient) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), body
 
 
-async def test_a_template_without_tools_refuses_them(tiny_model: Path) -> None:
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+TORN = '{"q": "<think>no</think><tool_call>none"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (f"<think>So.</think>\n\n{CALL}\n{CALL}", "So.", None, 2),
+        (CALL, None, None, 1),
+        (f"<think>So.</think>\n\n{TORN}", "So.", TORN, 0),
+        (TORN, None, TORN, 0),
+    ],
+)
+async def test_with_a_format_an_answer_calls_tools_or_has_the_format(
+    client: openai.AsyncOpenAI,
+    generator: ScriptedGenerator,
+    text: str,
+    reasoning: str | None,
+    content: str | None,
+    calls: int,
+) -> None:
+    answers(generator, text)
+    whole = await client.chat.completions.create(model=MODEL, messages=USER, tools=TOOLS, response_format=FORMAT)
+    message: Any = whole.choices[0].message
+    assert getattr(message, "reasoning_content", None) == reasoning
+    assert (message.content or None) == content
+    assert len(message.tool_calls or ()) == calls
+
+
+async def test_with_a_format_a_required_call_is_a_call_alone(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator
+) -> None:
+    asked: Any = {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}
+    await client.chat.completions.create(model=MODEL, messages=USER, **asked)
+    grammar = generator.requests[-1].sampling[0].grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.around) == ("ebnf", "")
+
+
+async def test_a_model_whose_template_knows_no_tools_is_told_of_them_as_text(tiny_model: Path) -> None:
     generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
-    async with await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", 0) as server:
+    added = generator.tokenizer.matched_tokens, generator.tokenizer.hidden_token_ids
+    families = model_families("auto", "auto", generator.tokenizer.chat_template, False, *added)
+    frontend = replace(make_frontend(generator), families=families)
+    call = {"id": "abc", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
+    turns: Any = [{"role": "assistant", "content": "Hm.", "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "abc", "content": text} for text in ("found", "more")]
+    answers(generator, CALL)
+    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=[*USER, *turns], tools=TOOLS)
+    assert len(answer.choices[0].message.tool_calls or ()) == 1
+    system, _, assistant, results, _ = prompt_of(generator).split("<|im_end|>\n")
+    assert system.startswith("<|im_start|>system\n")
+    assert '"name": "stop"' in system
+    assert "<tool_call>" in system
+    assert assistant.endswith('Hm.\n<tool_call>\n{"name": "find", "arguments": {"q": "x"}}\n</tool_call>')
+    told = [f"<tool_response>\n{text}\n</tool_response>" for text in ("found", "more")]
+    assert results == f"<|im_start|>user\n{told[0]}\n{told[1]}"
+
+
+async def test_tools_in_a_form_that_nothing_tells_the_model_are_refused(tiny_model: Path) -> None:
+    generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
+    frontend = replace(make_frontend(generator), families=ModelFamilies("pythonic", tells_tools=False))
+    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         async with httpx.AsyncClient(timeout=60) as http:
             answer = await http.post(url, json=CHAT | {"tools": TOOLS})
