@@ -60,9 +60,10 @@ async def attacked(fleet: Fleet, strike: Strike, attack: Attack) -> AsyncIterato
         fleet.to_strangers.update(json.loads(said.removeprefix(READY)))
     except ValueError:
         fleet.problems.append(f"tests/chaos itself: {attack.name} says {said.decode(errors='replace')[-SAID:]}")
-    for member in swollen:
-        member.expected_end = True
-        await member.kill()
+    for member, pid in swollen:
+        if member.pid == pid and not member.expected_end:  # else another attack has ended this life
+            member.expected_end = True
+            await member.kill()
 
 
 async def _end(process: asyncio.subprocess.Process) -> bytes:
@@ -78,14 +79,14 @@ async def _end(process: asyncio.subprocess.Process) -> bytes:
         await process.wait()
 
 
-async def _watch(fleet: Fleet, attacker: asyncio.subprocess.Process, name: str) -> list[Member]:
-    """Until somebody has swollen."""
+async def _watch(fleet: Fleet, attacker: asyncio.subprocess.Process, name: str) -> list[tuple[Member, int]]:
+    """Until somebody has swollen. Returns who, with their pids."""
     while True:
         told = {member.name: _swollen(fleet, member) for member in _watched(fleet)}
         if swollen := [member for member in _watched(fleet) if told.get(member.name)]:
             fleet.problems += [f"{name}: {told[member.name]}" for member in swollen]
             _signal(attacker, signal.SIGTERM)
-            return swollen
+            return [(member, member.pid) for member in swollen]
         await asyncio.sleep(LOOK_S)
 
 
