@@ -21,6 +21,7 @@ from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.collector import calm_collector
+from runtime.processes.open_files import raise_open_files
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.assembly import EngineAssembly, EngineFactory, build_worker_engine
@@ -79,6 +80,7 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
         raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
     keys = load_keys(config)
     check_reach("workers.host", config.workers.host, keys)
+    raise_open_files()  # peers, routers, and who connects without a key
     nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
     metrics = MetricsEndpoint()
     metrics.watch(nats)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -18,6 +19,7 @@ import structlog
 from runtime.sparing import Sparing
 
 LOOK_S: Final = 0.25
+LOOK_SHARE: Final = 0.05  # of the time goes into looks, at most
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
 OPEN_FILES: Final = "/proc/self/fd"
@@ -53,10 +55,13 @@ class GrpcConnections:
             self._ended[peer] = None
 
     async def watch(self, port: int) -> None:
+        pause_s = LOOK_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(pause_s)
+            began_s = time.monotonic()
             if len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
                 await asyncio.to_thread(self._look, port)
+            pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
 
     def _look(self, port: int) -> None:
         with contextlib.ExitStack() as closing:
