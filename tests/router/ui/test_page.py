@@ -100,7 +100,7 @@ async def test_it_says_live_once_a_whole_event_has_come(
     crowd, rest_may_come = Crowd(1, 1), asyncio.Event()
     messages = crowd.feed.messages
 
-    async def first_in_two_parts() -> AsyncIterator[bytes]:
+    async def first_in_two_parts(drop: object) -> AsyncIterator[bytes]:
         async with aclosing(messages()) as whole:
             first = await anext(whole)
             yield first[:100]
