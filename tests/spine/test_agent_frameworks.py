@@ -125,7 +125,7 @@ async def test_the_client_of_openai_parses_calls_and_then_the_answer(client: ope
     async with client.chat.completions.stream(**asked, messages=messages, tool_choice=choice) as stream:
         streamed = (await stream.get_final_completion()).choices[0].message
     assert [each.function.arguments for each in streamed.tool_calls or ()] == [called.function.arguments]
-    messages += [said.to_dict(), {"role": "tool", "tool_call_id": called.id, "content": "21"}]
+    messages += [said, {"role": "tool", "tool_call_id": called.id, "content": "21"}]
     second = (await client.chat.completions.parse(**asked, messages=messages)).choices[0].message
     assert second.parsed == BERN
     assert not second.tool_calls
@@ -194,7 +194,9 @@ async def test_an_agent_of_pydantic_runs_its_tool(
     model = {
         "chat": lambda: openai_models.OpenAIChatModel(MODEL, provider=provider),
         "responses": lambda: openai_models.OpenAIResponsesModel(MODEL, provider=provider),
-        "messages": lambda: claude_models.AnthropicModel(MODEL, provider=anthropics),
+        "messages": lambda: claude_models.AnthropicModel(
+            MODEL, provider=anthropics, profile={"supports_json_schema_output": True}
+        ),
     }[protocol]()
     native, tool = pydantic_ai.NativeOutput(Weather), pydantic_ai.ToolOutput(Weather, name="Weather")
     agent = pydantic_ai.Agent(model, output_type=native if form == "native" else tool)
@@ -231,11 +233,11 @@ async def test_instructor_asks_for_a_class_as_a_tool_and_as_a_format(
 ) -> None:
     asked: dict[str, Any] = {"model": MODEL, "response_model": Weather, "max_retries": 0, "max_tokens": 300}
     messages = [{"role": "user", "content": QUESTION}]
-    for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         instructed = instructor.from_openai(client, mode=mode)
         told = await instructed.chat.completions.create(**asked, messages=messages)
         assert dict(told) == dict(BERN)  # its class is a subclass
-    instructed = instructor.from_anthropic(claude, mode=instructor.Mode.ANTHROPIC_TOOLS)
+    instructed = instructor.from_anthropic(claude, mode=instructor.Mode.TOOLS)
     assert dict(await instructed.messages.create(**asked, messages=messages)) == dict(BERN)
 
 

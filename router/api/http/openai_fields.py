@@ -125,7 +125,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     function_call: Any = None
     refusal: Any = None
     audio: Any = None
-    annotations: Raw = ABSENT  # of an answer that is sent back; without effect
+    annotations: Raw = ABSENT  # of an answer that is sent back, as is the next one; without effect
+    parsed: Raw = ABSENT  # by OpenAI's client, which leaves it in its messages
     provider_specific_fields: Raw = ABSENT  # that LiteLLM leaves in messages, as the next one; without effect
     thinking_blocks: Raw = ABSENT
     reasoning: str | None = None
