@@ -24,7 +24,7 @@ from router.api.openai_tools import read_arguments, tool_use
 from router.api.sampling_options import MAX_STOP_CHARS
 from router.api.validation import seconds_of
 from router.parsing import reader
-from router.parsing.call_grammars import call_grammar
+from router.parsing.call_grammars import answer_grammar
 from router.parsing.families import TOOL_FAMILIES
 from router.parsing.parsing import ModelFamilies
 from router.text.control_tokens import ControlTokens
@@ -32,8 +32,9 @@ from router.text.segment_cache import begins
 from router.text.stop_strings import StopStrings
 from runtime.errors import InvalidRequestError, shown
 from runtime.grammar.repeats import written_out
-from runtime.grammar.source import JSON_OPTIONS, json_source, longest_text
+from runtime.grammar.source import json_source, longest_text
 from runtime.grammar.structural_tags import tags_source
+from runtime.grammar.words.marks import Marks
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.linear_texts import LONGEST, SIGNS, alphabet, hostile_texts, superlinear
@@ -48,7 +49,7 @@ FROM_THE_START = {"match", "fullmatch"}  # all others begin at each character
 MARKS = ("<tool_call>", "</tool_call>", *(f"<|reserved_special_token_{i}|>" for i in range(9)))
 MADE: dict[str, Callable[[], "re.Pattern[Any]"]] = {
     "router/parsing/reader.py _any_of": lambda: reader._any_of(MARKS),
-    "router/parsing/call_grammars.py mark": lambda: re.compile(f"({'|'.join(map(re.escape, MARKS))})"),
+    "runtime/grammar/words/marks.py _pattern": lambda: re.compile(f"({'|'.join(map(re.escape, MARKS))})"),
     "router/text/segment_cache.py boundary_pattern": lambda: re.compile("|".join(map(re.escape, MARKS))),
     "router/text/control_tokens.py _cuts": lambda: re.compile(
         f"<(?={'|'.join(re.escape(mark[1:]) for mark in MARKS)})"
@@ -160,12 +161,12 @@ def _tools(text: str) -> None:
     function = {"name": "f", "description": text, "parameters": {"type": "object", "properties": {text: field}}}
     use = tool_use(Raw(msgspec.json.encode([{"type": "function", "function": function}])), "auto", None)
     for name in TOOL_FAMILIES:
-        call_grammar(ModelFamilies(tool_name=name), list(use.schemas().items()), True, False)
+        answer_grammar(ModelFamilies(tool_name=name), list(use.schemas().items()), True, "may begin", "calls or format")
 
 
 def _tags(text: str) -> None:
     tag = {"type": "tag", "begin": text, "content": {"type": "regex", "pattern": text}, "end": text}
-    tags_source({"format": {"type": "triggered_tags", "triggers": [text[:9]], "tags": [tag]}}, JSON_OPTIONS)
+    tags_source({"format": {"type": "triggered_tags", "triggers": [text[:9]], "tags": [tag]}}, Marks())
 
 
 CONTROL = ControlTokens([AddedToken(mark, special=True) for mark in MARKS], "", ())

@@ -44,7 +44,6 @@ _ZERO_LEFT_OUT = "a coefficient of exactly zero is found by the set without it, 
 _SAME_FIT = "values that differ by 1e-12 are of the same coefficients, within what a float shows"
 _INITIAL = "return SloMemory(-1.0, Forecast(), Sums(), initial_model(self._config.slo.profile))"
 _SOME_REQUESTS = "if observation.queue.waiting or memory.sums.requests > 1e-6:"
-_POSSIBLE_START = "for length in range(min(len(stop) - 1, len(text)), longest, -1):"
 _OUTPUT_TEXT = "self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0, marks: Set[int] = NO_MARKS"
 _STOP_STRINGS = "self._stop_strings = StopStrings(stop) if stop else None"
 _SETS = (
@@ -365,11 +364,6 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_OUTPUT_TEXT, _OUTPUT_TEXT.replace("= 0,", "= 1,")): "there is no text before the first token",
         (_STOP_STRINGS, _STOP_STRINGS.replace("if stop", "if (stop) or True")): (
             "without stop strings none is found, only more slowly"
-        ),
-    },
-    "router/text/stop_strings.py": {
-        (_POSSIBLE_START, _POSSIBLE_START.replace("len(stop) - 1", "len(stop) + 1")): (
-            "a text that ends with a whole stop string is not asked for a possible start"
         ),
     },
     "router/workers/account.py": {

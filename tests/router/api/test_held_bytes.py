@@ -10,7 +10,7 @@ from router.api.held_bytes import prompt_bytes
 from router.api.http.json_body import read_body
 from router.api.http.openai_types import ChatBody, CompletionBody
 
-NESTED = '{"a":' * 200 + "1" + "}" * 200
+NESTED = '{"a":' * 120 + "1" + "}" * 120
 
 
 def user(**more: Any) -> dict[str, Any]:

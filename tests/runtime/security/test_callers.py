@@ -9,7 +9,9 @@ LIMITED = "k2 tenant=acme max_priority=-1 requests_per_minute=60 tokens_per_minu
 def test_a_line_names_the_key_and_what_it_allows() -> None:
     (plain, own), (limited, acme) = parse_callers(f"k1\n\n  {LIMITED}\n", "file")
     assert (plain.reveal(), limited.reveal()) == ("k1", "k2")
-    assert acme == Caller("acme", -1, 60, 1000)
+    assert acme == Caller("acme", -1, 60, 1000, key=acme.key)
+    assert acme.key.startswith("key-")
+    assert acme.key != own.key
     assert (own.max_priority, own.requests_per_minute, own.tokens_per_minute) == (None, None, None)
 
 
