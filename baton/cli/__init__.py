@@ -4,8 +4,8 @@ import os
 
 from baton.shadowing import guard_imports
 
-# Set before grpc is loaded, for us and for what we start: its notes on closed connections say nothing, and servers write
-# a line for each malformed header that a stranger sends.
+# Set before grpc is loaded, for us and for what we start. Its notes on closed connections say nothing, and servers
+# write a line for each malformed header that a stranger sends.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 

@@ -4,6 +4,7 @@ A copy is a fork of the process: it goes on with the same arrivals and the same 
 disturbed.
 """
 
+import gc
 import math
 import os
 import random
@@ -204,6 +205,7 @@ def fork() -> tuple[int, bytes | None]:
     copy = os.fork()
     if not copy:
         os.close(reader)
+        gc.freeze()  # what others here have left, such as gRPC's objects, waits for threads that the copy has not
         return writer, None
     os.close(writer)
     with open(reader, "rb") as file:
