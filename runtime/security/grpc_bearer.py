@@ -16,15 +16,23 @@ HANDSHAKE_TIMEOUT_MS: Final = 10_000
 MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
 LOOKAHEAD_BYTES: Final = 16 * 1024  # of a message that nobody reads yet
 MAX_PENDING: Final = 2 * MAX_STREAMS  # calls of a method, over all connections, before Python takes them: 32 KiB each
+MAX_HEAD_BYTES: Final = 16 * 1024  # of a call's metadata: names, values, and 32 bytes for each
 SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
+    ("grpc.http.tarpit", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     ("grpc.http2.bdp_probe", 0),
 ]
-"""A connection without a TLS or HTTP/2 handshake is closed after HANDSHAKE_TIMEOUT_MS. With the probe, gRPC would raise
+"""A connection without a TLS or HTTP/2 handshake, or whose client does not agree to these settings, is closed after
+HANDSHAKE_TIMEOUT_MS. Until the client has agreed, gRPC takes heads of 16 MiB. By itself, gRPC refuses heads from 8 KiB
+on at random, and holds what it refuses for up to a second (the tarpit), after the end of its connection, too, with
+a message of 445 KB for a head of 16 KB that names a field again and again. With the probe, gRPC would raise
 LOOKAHEAD_BYTES as fast as a client sends. Of more than 1000 pending calls, gRPC would end some, and of more than 3000
 all, with CANCELLED and without a word."""
 
