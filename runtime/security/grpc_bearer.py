@@ -23,6 +23,7 @@ SERVER_OPTIONS = [
     ("grpc.max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
     ("grpc.http.tarpit", 0),
+    ("grpc.http2.max_requests_per_read", 1),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
     ("grpc.server.max_pending_requests", MAX_PENDING),
@@ -32,7 +33,8 @@ SERVER_OPTIONS = [
 """A connection without a TLS or HTTP/2 handshake, or whose client does not agree to these settings, is closed after
 HANDSHAKE_TIMEOUT_MS. Until the client has agreed, gRPC takes heads of 16 MiB. By itself, gRPC refuses heads from 8 KiB
 on at random, and holds what it refuses for up to a second (the tarpit), after the end of its connection, too, with
-a message of 445 KB for a head of 16 KB that names a field again and again. With the probe, gRPC would raise
+a message of 445 KB for a head of 16 KB that names a field again and again. Between two heads of a connection, what is
+held of refused ones is given back: gRPC by itself reads 32 before that. With the probe, gRPC would raise
 LOOKAHEAD_BYTES as fast as a client sends. Of more than 1000 pending calls, gRPC would end some, and of more than 3000
 all, with CANCELLED and without a word."""
 
