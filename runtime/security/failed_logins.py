@@ -21,7 +21,7 @@ class FailedLogins:
     """Of one process. A missing key is no login."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()  # by API and kind of key
+        self.counts = Counter({(api, key): 0 for api in ("http", "grpc") for key in ("API key", "operator key")})
         self._free = Sparing(FREE, clock)
         self._by_address = Sparing(1, clock)
         self._lines = Sparing(ADDRESSES_LOGGED, clock)

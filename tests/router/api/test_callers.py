@@ -100,7 +100,7 @@ async def test_a_wrong_key_is_counted_and_a_request_says_whose_key_it_has_shown(
         await post(http, key)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call(stub, key)
-    assert logins.counts == {("http", "API key"): 1, ("grpc", "API key"): 1}
+    assert +logins.counts == {("http", "API key"): 1, ("grpc", "API key"): 1}
     accounts = [request.account for request in generator.requests]
     assert [account and account.key for account in accounts] == [key_name(Secret("acme"))] * 2
 

@@ -95,4 +95,4 @@ def test_masks_that_make_a_grammar_grow_are_noticed(tiny_model: Path, monkeypatc
     for _ in range(200):
         words = matcher.mask(output, ends=False)
         output.append(int(source.choice(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))))
-    assert matcher.compiled.grown > MIB // 4
+    assert matcher.compiled.grown > MIB // 8  # the heap has room for a part of it

@@ -14,7 +14,7 @@ def test_wrong_keys_are_counted_slowed_and_logged_once_a_minute_for_an_address()
         assert logins.failed("grpc", "operator key", "10.0.0.2") == 0.0, "who comes from elsewhere does not wait"
         now_s = 61.0
         assert logins.failed("http", "API key", "10.0.0.1") == 0.0
-    assert logins.counts == {("http", "API key"): FREE + 3, ("grpc", "operator key"): 1}
+    assert +logins.counts == {("http", "API key"): FREE + 3, ("grpc", "operator key"): 1}
     assert [(line["address"], line["more_in_the_minute_before"]) for line in lines] == [
         ("10.0.0.1", 0),
         ("10.0.0.2", 0),

@@ -121,7 +121,7 @@ async def test_a_service_that_was_killed_in_mid_scaling_ends_up_as_it_was_told_w
             status = await client.status()
         ready = [worker.role for worker in status.workers if worker.state == "ready"]
         assert sorted(ready) == ["decode", "decode", "prefill", "prefill"]
-        assert len(process.children(recursive=True)) == 5
+        assert len(process.children(recursive=True)) == 6
 
 
 @asynccontextmanager

@@ -50,5 +50,5 @@ async def test_wrong_keys_are_counted_and_wait_when_they_are_many(monkeypatch: p
     endpoint = OperatorsGuard(KEYS, logins).guarded(done)
     for key in (*["x" * 32] * (FREE + 1), None):
         assert (await endpoint(asking(key))).status_code == 401
-    assert logins.counts == {("http", "operator key"): FREE + 1}
+    assert +logins.counts == {("http", "operator key"): FREE + 1}
     assert [wait > 0 for wait in waits] == [False] * FREE + [True]
