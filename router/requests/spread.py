@@ -7,27 +7,19 @@ from typing import Final
 
 from runtime.fair_queue import FairQueue
 from runtime.side_lane import TENANT
+from runtime.turn import Turn
 
 AT_A_TIME: Final = 8  # a choice begins in 0.1 to 0.3 ms
-
-
-class _Place:
-    priority = 0
-    tokens = 1
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        self.come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Spread:
     """Invariant: while anybody waits, a turn is planned."""
 
     def __init__(self) -> None:
-        self._waiting: FairQueue[_Place] = FairQueue()
+        self._waiting: FairQueue[Turn] = FairQueue()
 
     async def turn(self) -> None:
-        place = _Place(TENANT.get())
+        place = Turn(TENANT.get())
         if not len(self._waiting):
             asyncio.get_running_loop().call_soon(self._next)
         self._waiting.push(place)

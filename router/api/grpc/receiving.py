@@ -13,20 +13,10 @@ import grpc.aio
 
 from runtime.errors import OverloadedError, UnavailableError
 from runtime.fair_queue import FairQueue
+from runtime.turn import Turn
 
 PATIENCE_S: Final = 1.0  # for a message, while every place is taken
 MAX_WAITING: Final = 4096  # calls that wait for a place
-
-
-class _Place:
-    """A call that waits for its turn to be read."""
-
-    priority = 0
-    tokens = 1
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Receiving:
@@ -36,7 +26,7 @@ class Receiving:
     def __init__(self, limit_bytes: int, max_message_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._free = max(1, limit_bytes // max_message_bytes)
-        self._waiting: FairQueue[_Place] = FairQueue()
+        self._waiting: FairQueue[Turn] = FairQueue()
         self._held: Counter[str] = Counter()  # places of all blocks, by tenant, without zeros
         self._reading: dict[asyncio.Timeout, float] = {}  # since when, on the loop's clock
 
@@ -50,7 +40,7 @@ class Receiving:
             if self._free:
                 self._free -= 1
             else:
-                await self._wait(_Place(whose))
+                await self._wait(Turn(whose))
             try:
                 yield await self._read(context)
             finally:
@@ -60,7 +50,7 @@ class Receiving:
             if not self._held[whose]:
                 del self._held[whose]
 
-    async def _wait(self, place: _Place) -> None:
+    async def _wait(self, place: Turn) -> None:
         """Returns when the place is given."""
         if len(self._waiting) >= MAX_WAITING:
             self._make_room(place.tenant)
@@ -69,9 +59,9 @@ class Receiving:
                 clock.reschedule(since_s + PATIENCE_S)
         self._waiting.push(place)
         try:
-            await place.given
+            await place.come
         except asyncio.CancelledError:
-            if place.given.done() and not place.given.cancelled() and place.given.exception() is None:
+            if place.come.done() and not place.come.cancelled() and place.come.exception() is None:
                 self._give()
             raise
         finally:
@@ -85,15 +75,15 @@ class Receiving:
         if victim is None:
             raise error
         self._waiting.remove(victim)
-        if not victim.given.done():
-            victim.given.set_exception(error)
+        if not victim.come.done():
+            victim.come.set_exception(error)
 
     def _give(self) -> None:
         """Gives a place to the next who still waits."""
         for place in self._waiting.order():
             self._waiting.take(place)
-            if not place.given.done():
-                place.given.set_result(None)
+            if not place.come.done():
+                place.come.set_result(None)
                 return
         self._free += 1
 
