@@ -116,6 +116,25 @@ class SideLane:
             if job.done.done() and not job.done.cancelled():
                 job.done.exception()  # retrieved, because it may have come after the caller was cancelled
 
+    async def run_within(
+        self,
+        timeout_s: float,
+        deadline_s: float | None,
+        late: str,
+        work: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """run() for work that has a time of its own. When `timeout_s` have passed before the caller's deadline, raises
+        UnavailableError, which begins with `late`."""
+        own_s = time.monotonic() + timeout_s
+        try:
+            return await self.run(min(own_s, deadline_s or own_s), work, *args, **kwargs)
+        except DeadlineError:
+            if deadline_s is not None and deadline_s < own_s:
+                raise
+            raise UnavailableError(f"{late} within {timeout_s:.0f} s; try again later") from None
+
     def _enter(self, job: _Job[Any]) -> None:
         """Raises OverloadedError."""
         self._waiting.push(job)

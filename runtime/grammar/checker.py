@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ from msgspec import msgpack, structs
 
 from baton_proto.decoding import decoder
 from baton_proto.grammar import Grammar, GrammarCheck, GrammarVerdict
-from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
+from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.bounds import check_size
 from runtime.grammar.framing import received, send
 from runtime.processes.launch import launch_command
@@ -97,13 +96,8 @@ class GrammarChecker:
         digest = hashlib.blake2b(msgpack.encode(grammar), digest_size=16).digest()
         verdict = self._verdicts.get(digest)
         if verdict is None:
-            own_s = time.monotonic() + TIMEOUT_S
-            try:
-                verdict = await (lane or self._lane).run(min(own_s, deadline_s or own_s), self.verdict, grammar)
-            except DeadlineError:
-                if deadline_s is not None and deadline_s < own_s:
-                    raise
-                raise UnavailableError(f"a grammar was not checked within {TIMEOUT_S:.0f} s; try again later") from None
+            lane = lane or self._lane
+            verdict = await lane.run_within(TIMEOUT_S, deadline_s, "a grammar was not checked", self.verdict, grammar)
             self._verdicts[digest] = verdict
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)

@@ -5,14 +5,13 @@ Invariant: of callers who are not trusted, a grammar comes here after a helper p
 """
 
 import threading
-import time
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from baton_proto.grammar import Grammar
-from runtime.errors import DeadlineError, InvalidRequestError, UnavailableError
+from runtime.errors import InvalidRequestError
 from runtime.grammar.compiling import compiled
 from runtime.grammar.deep_stack import SAFE_STACK_BYTES, on_deep_stack
 from runtime.grammar.matcher import Matcher
@@ -63,14 +62,9 @@ class GrammarCompiler:
         time.monotonic(). Also raises OverloadedError, UnavailableError and DeadlineError."""
         if known := self._room.find(grammar):
             return self._fresh(known)
-        own_s = time.monotonic() + TIMEOUT_S
         lane = lane or self._lane
-        try:
-            return await lane.run(min(own_s, deadline_s or own_s), self.matcher, grammar, field)
-        except DeadlineError:
-            if deadline_s is not None and deadline_s < own_s:
-                raise
-            raise UnavailableError(f"a grammar was not compiled within {TIMEOUT_S:.0f} s; try again later") from None
+        late = "a grammar was not compiled"
+        return await lane.run_within(TIMEOUT_S, deadline_s, late, self.matcher, grammar, field)
 
     async def check_soon(
         self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
