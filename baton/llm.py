@@ -29,7 +29,7 @@ from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, InvalidRequestError, RankLostError, UnavailableError
 from runtime.telemetry.logging import quieten_logging
-from worker.assembly import EngineAssembly, build_engine
+from worker.engines.own import EngineAssembly, build_engine
 from worker.sleep import forget_prefixes, lower_prefixes
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ import numpy as np
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
-from engine.core.block_manager import BlockManager
-from engine.core.disk_copies import DiskBlock
-from engine.core.resting import prompt_kind
-from engine.core.sequence import Sequence
+from engine.blocks.block_manager import BlockManager
+from engine.blocks.disk_copies import DiskBlock
+from engine.blocks.resting import prompt_kind
+from engine.sequences.sequence import Sequence
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import READERS, DiskKv
 from engine.tiers.host_kv import HostKv

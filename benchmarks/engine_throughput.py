@@ -25,15 +25,15 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
 from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start, write_result
 from benchmarks.shapes import SHAPES
-from engine.core.batch import Batch, LayerDone, SampledToken
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.cuda.cuda_build import GpuEngine, build_on_gpu
 from engine.cuda.cuda_runner import CudaStep
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
 from engine.runners.auto import flash_is_available
+from engine.sequences.batch import Batch, LayerDone, SampledToken
+from engine.sequences.sequence import Sequence
 from runtime.device.drivers import memory_of
 
 NANO_VLLM = {

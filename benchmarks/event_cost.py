@@ -39,10 +39,10 @@ from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, process_cpu_us, write_result
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.runners.mock_runner import MockRunner
+from engine.sequences.sequence import Sequence
 from runtime.calls.router import Client
 from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.served_model import served_model

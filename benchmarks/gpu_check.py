@@ -27,16 +27,16 @@ import torch
 from torch import Tensor
 
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, ScheduledSequence
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.loading.loaded_model import load_model
 from engine.model.attention import StepAttention
 from engine.model.weights import Weights
 from engine.runners.auto import flash_is_available
+from engine.sequences.batch import Batch, ScheduledSequence
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of

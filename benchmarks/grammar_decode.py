@@ -26,13 +26,13 @@ from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.core.batch import Batch, LayerDone, Runner, StepOnItsWay
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.loading.loaded_model import load_model
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
+from engine.sequences.batch import Batch, LayerDone, Runner, StepOnItsWay
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of

@@ -26,13 +26,13 @@ from benchmarks.disk_restart import plain_s
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_config
 from benchmarks.shapes import SHAPES
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.cuda.cuda_build import GpuEngine, build_on_gpu
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
 from engine.runners.auto import flash_is_available
+from engine.sequences.sequence import Sequence
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import READERS, DiskKv
 from engine.tiers.gpu_kv import GpuHostKv, GpuMove

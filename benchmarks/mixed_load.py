@@ -19,13 +19,13 @@ import torch
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.cuda.cuda_build import GpuEngine, build_on_gpu
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
 from engine.runners.auto import flash_is_available
+from engine.sequences.sequence import Sequence
 from runtime.device.drivers import memory_of
 
 READERS, READER_PROMPT, PROMPT = 64, 1024, 8192

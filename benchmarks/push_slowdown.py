@@ -27,10 +27,10 @@ from rich.table import Table
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.loading.loaded_model import LoadedModel, load_model
+from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout

@@ -38,9 +38,9 @@ from baton_proto.worker import (
     SnapshotRequest,
     encode,
 )
-from engine.core.prefix_cache import PrefixCache
-from engine.core.resting import MEDIUM
-from engine.core.sequence import Sequence
+from engine.blocks.prefix_cache import PrefixCache
+from engine.blocks.resting import MEDIUM
+from engine.sequences.sequence import Sequence
 from router.index.indexer import Indexer
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool

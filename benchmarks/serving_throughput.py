@@ -87,10 +87,10 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
 def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of the engine alone, with as many requests at a time as the service gets."""
     # Here, because torch takes seconds to import, and each client is a process that imports this file.
-    from engine.core.block_manager import BlockManager
+    from engine.blocks.block_manager import BlockManager
     from engine.core.engine import Engine
-    from engine.core.sequence import Sequence
     from engine.loading.loaded_model import load_model
+    from engine.sequences.sequence import Sequence
 
     config = serving_config(folder, arguments).engine
     files = resolve_model(folder, progress=False)

@@ -19,7 +19,7 @@ def main() -> None:
         if external is None:
             uvloop.run(run_worker(config, arguments.worker_id, DecodeWorker))
         else:
-            from worker.external.lives import run_external  # here: the environment of a worker with vLLM has no aiohttp
+            from worker.lives import run_external  # here: the environment of a worker with vLLM has no aiohttp
 
             uvloop.run(run_external(config, external, DecodeWorker))
     except BatonError as error:

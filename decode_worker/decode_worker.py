@@ -18,7 +18,7 @@ from decode_worker.handoff import Handoffs
 from decode_worker.no_handoffs import NoHandoffs
 from decode_worker.request import Phase, Request
 from engine.core.engine import Engine, SequenceOutput, StepOutput
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from runtime.errors import BatonError, InvalidRequestError
 from runtime.grammar.matcher import Matcher
 from worker.in_flight import InFlight

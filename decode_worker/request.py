@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton_proto.sampling import PromptLogprobs
 from baton_proto.timeline import Timeline
 from baton_proto.worker import Failure, Grant, Handoff, Submit
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.sequence import Sequence, SequenceStatus
 from worker.step_stream import RouterStream
 
 

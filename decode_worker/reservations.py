@@ -9,7 +9,7 @@ from baton_proto.worker import PrefillTarget
 from decode_worker.request import Phase, Request
 from engine.core.engine import Engine
 from engine.core.scheduler import LOOK_AHEAD
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
 
 MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the request's own deadline ends it

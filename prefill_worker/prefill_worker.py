@@ -14,7 +14,7 @@ import structlog
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
 from engine.core.engine import SequenceOutput, StepOutput
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from kvtransfer.prefill_side.push import PushResult
 from prefill_worker.no_requests import NoRequests
 from prefill_worker.prefill_stream import PrefillStreams

@@ -12,9 +12,9 @@ import structlog
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.timeline import micros
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
-from engine.core.batch import Batch, LayerDone
 from engine.core.engine import Engine, SequenceOutput, StepOutput
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.batch import Batch, LayerDone
+from engine.sequences.sequence import Sequence, SequenceStatus
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.prefill_side.sending import KvPush, KvSender, Piece
 from prefill_worker.push_plan import PushPlan

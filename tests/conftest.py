@@ -29,7 +29,7 @@ def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def patience() -> Iterator[None]:
     """A machine stands still for seconds at times, and with it both ends of a connection that tests make."""
     with pytest.MonkeyPatch.context() as patch:
-        for limit in ("worker.stream_server.HELLO", "router.workers.link.HELLO", "engine.external.server.CONNECT"):
+        for limit in ("worker.stream_server.HELLO", "router.workers.link.HELLO", "engine.vllm.server.server.CONNECT"):
             patch.setattr(f"{limit}_TIMEOUT_S", 60.0)
         yield
 

@@ -24,7 +24,7 @@ from runtime.processes.collector import calm_collector
 from runtime.processes.open_files import raise_open_files
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.keys import Keys, check_reach, load_keys
-from worker.assembly import EngineAssembly, EngineFactory, build_worker_engine
+from worker.engines.own import EngineAssembly, EngineFactory, build_worker_engine
 from worker.metrics import MetricsEndpoint, WorkerMetrics
 from worker.role import Role
 from worker.rpc_server import WorkerService

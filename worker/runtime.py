@@ -17,8 +17,8 @@ from runtime.errors import BatonError, ModelError, UnavailableError
 from runtime.grammar.matcher import Matcher
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
-from worker.assembly import EngineAssembly
 from worker.engine_bridge import EngineBridge
+from worker.engines.own import EngineAssembly
 from worker.metrics import WorkerMetrics
 from worker.role import Role
 from worker.step_stream import StepStreams

@@ -5,7 +5,7 @@ import time
 from math import inf
 
 from baton_proto.timeline import PromptChunk, micros
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 
 def chunks_of(sequence: Sequence, since_s: float) -> list[PromptChunk]:

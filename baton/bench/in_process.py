@@ -7,11 +7,11 @@ from baton.bench.measured import Point, Timing, summed
 from baton.bench.workload import Amount, random_ids
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, ModelError
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 Asks = Listed[tuple[list[int], int]]
 """Prompts, each with the number of tokens to answer."""

@@ -30,7 +30,7 @@ from runtime.config.step_times import StepTimes
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 FITS = 5  # each begins with the result of the last, until the configured profile has no weight
 DIGITS = 4

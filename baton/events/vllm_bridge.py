@@ -6,9 +6,9 @@ The engine appears as a worker that is known by its events alone (see EventSourc
 import asyncio
 
 from baton.events.event_source import EventSource
+from engine.vllm.events.followed_cache import FollowedCache
+from engine.vllm.events.stream import VllmStream
 from runtime.end_task import end_tasks
-from runtime.kv_events.vllm.followed_cache import FollowedCache
-from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 
 KEYFRAME_S = 900.0  # well within the hour for which the stream remembers

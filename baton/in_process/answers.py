@@ -13,14 +13,14 @@ from msgspec import Struct
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.loop import EngineLoop
-from engine.core.sequence import Sequence as EngineSequence
+from engine.sequences.sequence import Sequence as EngineSequence
 from router.api.prompts.logprobs import rows_in_parts
 from router.requests.request import GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.compiler import GrammarCompiler
-from worker.assembly import EngineAssembly
+from worker.engines.own import EngineAssembly
 
 T = TypeVar("T")
 CLOSED = "this LLM is closed"

@@ -24,7 +24,7 @@ from runtime.processes.die_with_parent import die_with_parent
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 from worker.process import RoleFactory, serve_worker, shared_parts
 
 THREAD_STACK_BYTES = 256 * 1024  # small: a decode worker has threads for its KV receiver and for each connection

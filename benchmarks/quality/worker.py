@@ -19,11 +19,11 @@ from baton_proto.discovery import WorkerLoad, prefill_pairs
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
 from engine.core.scheduler import LOOK_AHEAD
-from engine.core.sequence import Sequence
 from engine.core.timed_steps import TimedSteps
+from engine.sequences.sequence import Sequence
 from router.workers.load import Charge
 from runtime.config.serving import MockConfig
 from runtime.config.step_times import StepTimes, token_pairs

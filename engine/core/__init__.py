@@ -1,1 +1,1 @@
-"""Which sequences run in a step, and where their KV blocks are. Torch-free."""
+"""A step of our own engine: which sequences run in it, in which order, and the thread that runs it. Torch-free."""

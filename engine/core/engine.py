@@ -18,12 +18,12 @@ from msgspec import Struct, structs
 from baton_proto.discovery import WorkerLoad
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
-from engine.core.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
-from engine.core.block_manager import BlockManager
-from engine.core.moves import BEFORE_STEP
+from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import PENDING, Sequence, SequenceStatus
 from engine.core.timed_steps import TimedSteps
+from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
+from engine.sequences.moves import BEFORE_STEP
+from engine.sequences.sequence import PENDING, Sequence, SequenceStatus
 from runtime.errors import InvalidRequestError, RankLostError
 
 log = structlog.get_logger()

@@ -20,11 +20,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from baton_proto.discovery import prefill_pairs
-from engine.core.batch import Batch, ScheduledSequence
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.timed_steps import TimedSteps
+from engine.sequences.batch import Batch, ScheduledSequence
+from engine.sequences.sequence import Sequence, SequenceStatus
 
 LOOK_AHEAD = 8  # waiting sequences that may slip in
 

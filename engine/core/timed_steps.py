@@ -4,7 +4,7 @@ takes, about: restoring it from the disk has to be sooner."""
 from math import inf
 
 from baton_proto.discovery import TimedStep
-from engine.core.batch import Batch
+from engine.sequences.batch import Batch
 from runtime.config.step_times import token_pairs
 
 KEPT = 16  # from one `take` to the next

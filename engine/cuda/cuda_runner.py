@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
-from engine.core.moves import Move
-from engine.core.sequence import Sequence, SequenceStatus, TokenScores
 from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
 from engine.cuda.mask_buffer import MaskBuffer
@@ -34,13 +31,16 @@ from engine.parallel.collective import Collective
 from engine.runners.prompt_scores import ScoresOnTheWay, logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler, is_masked
 from engine.runners.step_shape import DeviceDraw, DeviceStep, StepShape
+from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.sequences.moves import Move
+from engine.sequences.sequence import Sequence, SequenceStatus, TokenScores
 
 _ON_THE_WAY = 3  # steps whose tokens may be unread: depth + 1, and one that failed
 
 
 @dataclass(slots=True)
 class CudaStep:
-    """Implements `engine.core.batch.StepOnItsWay`."""
+    """Implements `engine.sequences.batch.StepOnItsWay`."""
 
     runner: "CudaRunner"
     shape: StepShape
@@ -70,7 +70,7 @@ class CudaStep:
 
 
 class CudaRunner:
-    """Implements `engine.core.batch.Runner`. Owned by the engine thread.
+    """Implements `engine.sequences.batch.Runner`. Owned by the engine thread.
 
     With several ranks, batches are submitted to rank 0's runner, which tells the other ranks the packed words; theirs
     `follow`.

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.core.sequence import Sequence
 from engine.kernels.sampling import MaskedRows
 from engine.runners.sampler import fill_rows
+from engine.sequences.sequence import Sequence
 
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 

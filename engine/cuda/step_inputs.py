@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.batch import Batch, ScheduledSequence
-from engine.core.sequence import PENDING, Sequence
 from engine.kernels.copy_words import copy_words
 from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import StepShape
+from engine.sequences.batch import Batch, ScheduledSequence
+from engine.sequences.sequence import PENDING, Sequence
 
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.core.batch import LayerDone, Runner
 from engine.loading.model_memory import ModelMemory, Tensors
 from engine.model.checkpoint import Checkpoint
 from engine.model.random_weights import RandomWeights
@@ -15,6 +14,7 @@ from engine.model.weights import TensorSource, Weights
 from engine.parallel.collective import Collective, own_shard
 from engine.runners.auto import dtype_name, is_auto, resolve_attention, resolve_device
 from engine.runners.torch_runner import build_runner, slab_layout
+from engine.sequences.batch import LayerDone, Runner
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.core.moves import Move
+from engine.sequences.moves import Move
 
 
 class Span(NamedTuple):

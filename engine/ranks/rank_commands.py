@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from baton_proto.worker import Grant
-from engine.core.disk_copies import DiskBlock
+from engine.blocks.disk_copies import DiskBlock
 from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.config.serving import EngineConfig, TransferConfig

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from engine.core.disk_copies import Done
+from engine.blocks.disk_copies import Done
 from kvtransfer.prefill_side.push import PushResult
 from runtime.errors import ProtocolError, RankLostError
 

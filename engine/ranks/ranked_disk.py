@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from engine.core.disk_copies import DiskBlock, Done
+from engine.blocks.disk_copies import DiskBlock, Done
 from engine.ranks.rank_commands import CloseDisk, DiskCommand, MoveDisk, OpenDisk, ReadCopy, WipeDisk, WriteCopy
 from engine.ranks.ranked_tier import RankTier
 from engine.ranks.ranks import Ranks
@@ -24,8 +24,8 @@ log = structlog.get_logger()
 
 
 class RankedDisk:
-    """Implements `engine.core.disk_copies.DiskTier` on rank 0. A read or write has ended when it has on every rank, and
-    went well when it did on all. Methods raise RankLostError."""
+    """Implements `engine.blocks.disk_copies.DiskTier` on rank 0. A read or write has ended when it has on every rank,
+    and went well when it did on all. Methods raise RankLostError."""
 
     def __init__(self, own: DiskKv, ranks: Ranks) -> None:
         self.num_slots = own.num_slots

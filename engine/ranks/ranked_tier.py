@@ -9,8 +9,8 @@ from kvtransfer.slab.slab import Slab
 
 
 class RankedTier:
-    """Implements `engine.core.block_manager.LowerTier` on rank 0. A copy is made on all ranks when a call returns, for
-    after it a peer may be let in to write the blocks. Raises RankLostError."""
+    """Implements `engine.blocks.block_manager.LowerTier` on rank 0. A copy is made on all ranks when a call returns,
+    because afterwards a peer may be let in to write the blocks. Raises RankLostError."""
 
     def __init__(self, own: HostTier, ranks: Ranks) -> None:
         self.num_slots = own.num_slots

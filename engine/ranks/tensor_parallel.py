@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 
 from baton_proto.worker import KV_CACHE
-from engine.core.batch import Batch, LayerDone, Runner, SampledToken, StepOnItsWay
-from engine.core.sequence import TokenScores
 from engine.loading.loaded_model import LoadedModel, load_model
 from engine.loading.model_memory import Tensors
 from engine.model.checkpoint import Checkpoint
@@ -26,6 +24,8 @@ from engine.ranks.ranked_sender import RankedSender
 from engine.ranks.ranked_tier import RankedTier
 from engine.ranks.ranks import Ranks, end_process
 from engine.runners.auto import resolve_device
+from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, StepOnItsWay
+from engine.sequences.sequence import TokenScores
 from engine.tiers.disk_kv import DiskKv
 from engine.tiers.host_kv import HostTier
 from kvtransfer.prefill_side.sending import KvSender

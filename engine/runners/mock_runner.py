@@ -10,9 +10,9 @@ from collections.abc import Sequence as Run
 import numpy as np
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
-from engine.core.sequence import Sequence, TokenScores
 from engine.core.timed_steps import work_of
+from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
+from engine.sequences.sequence import Sequence, TokenScores
 from runtime.config.serving import MockConfig
 from runtime.grammar.matcher import Matcher
 
@@ -26,7 +26,7 @@ def step_ms(batch: Batch, config: MockConfig) -> float:
 
 
 class MockRunner:
-    """Implements `engine.core.batch.Runner`. `vocabulary`: the tokens of answers; `eos` ends an answer."""
+    """Implements `engine.sequences.batch.Runner`. `vocabulary`: the tokens of answers; `eos` ends an answer."""
 
     num_layers = 1
     depth = 0

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.batch import Batch
-from engine.core.sequence import TokenScores
+from engine.sequences.batch import Batch
+from engine.sequences.sequence import TokenScores
 
 ROWS_AT_ONCE = 128  # 0.2 GB of float32, twice, for a vocabulary of 152k tokens
 

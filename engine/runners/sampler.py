@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from baton_proto.sampling import Needs, SamplingParams, TokenLogprobs
-from engine.core.batch import SampledToken
-from engine.core.sequence import Sequence
 from engine.kernels.philox import WORDS_PER_COUNTER, uniform_at, uniform_rows
+from engine.sequences.batch import SampledToken
+from engine.sequences.sequence import Sequence
 from runtime.grammar.matcher import Asked, Words, fill_masks
 
 _REACH = 26.0  # a token further below the best never wins, because Gumbel noise lies between -2.9 and 22.9

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from baton_proto.discovery import TimedStep
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from runtime.errors import ModelError
 
 PROMPT_TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

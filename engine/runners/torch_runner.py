@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence as Run
 import torch
 from torch import Tensor
 
-from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.model.attention import Span, StepAttention
 from engine.model.llama import Llama
 from engine.model.operations import Operations, TorchOperations
@@ -22,6 +21,7 @@ from engine.runners.prompt_scores import logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
 from engine.runners.step_shape import TorchStep
 from engine.runners.torch_attention import TorchAttention
+from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig, parse_bytes
@@ -31,7 +31,7 @@ _AUTO_KV_BYTES = 512 << 20  # on a CPU, which takes memory when it is first writ
 
 
 class ModelRunner:
-    """Implements `engine.core.batch.Runner`, one step after the other. Owned by the engine thread.
+    """Implements `engine.sequences.batch.Runner`, one step after the other. Owned by the engine thread.
 
     With ranks, the engine submits to rank 0's runner, which tells the other ranks' runners to `follow`.
     """

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from engine.core.disk_copies import DiskBlock
+from engine.blocks.disk_copies import DiskBlock
 from runtime.own_files import SEEN, open_file, open_folder, opened_folder
 
 FORMAT = 1  # of both files; written by one version and read by another

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import structlog
 import xxhash
 
-from engine.core.disk_copies import DiskBlock, Done
+from engine.blocks.disk_copies import DiskBlock, Done
 from engine.tiers.block_files import FORMAT, BlockFiles, RankFiles
 from engine.tiers.host_kv import KEY as HOST_KEY, HostTier
 from engine.tiers.read_times import ReadTimes
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class DiskKv:
-    """Implements `engine.core.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
+    """Implements `engine.blocks.disk_copies.DiskTier`. The engine thread calls it, and never waits for the disk: one
     thread writes and some read, each a whole block into its host slot, and compute its checksum. `wake` is called by
     these threads when something has ended. Invariant: a read or write ends and its thread goes on, whatever is raised.
     """

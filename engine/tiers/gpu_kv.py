@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.core.moves import BEFORE_STEP
+from engine.sequences.moves import BEFORE_STEP
 from kvtransfer.slab.slab import Slab
 from runtime.device.pinned_memory import PinnedMemory
 
@@ -59,8 +59,8 @@ class _Lane:
 
 
 class GpuMove:
-    """Implements `engine.core.moves.Move`. `events[i]` ends the copies of layers [i * step, (i + 1) * step); they are
-    all there when `enqueued` is done."""
+    """Implements `engine.sequences.moves.Move`. `events[i]` ends the copies of layers [i * step, (i + 1) * step); they
+    are all there when `enqueued` is done."""
 
     def __init__(self, tier: "GpuHostKv", lane: _Lane, step: int, by_layer: bool) -> None:
         self.events: list[torch.cuda.Event] = []

@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 import xxhash
 
-from engine.core.block_manager import LowerTier
+from engine.blocks.block_manager import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.available_memory import available_bytes
@@ -36,7 +36,7 @@ class HostTier(LowerTier, Protocol):
 
 
 class SlotSums:
-    """Implements `engine.core.block_manager.Checksums`: xxh3. A slot has one owner at a time, which is
+    """Implements `engine.blocks.block_manager.Checksums`: xxh3. A slot has one owner at a time, which is
     the engine thread or one of the disk tier's."""
 
     def __init__(self, num_slots: int, content: Callable[[int], memoryview]) -> None:

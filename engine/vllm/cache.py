@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from baton_proto.kv_events import DEFAULT_HASH_SEED, KvEvent, Stored
-from engine.core.sequence import Sequence
-from runtime.kv_events.vllm.followed_cache import FollowedCache
+from engine.sequences.sequence import Sequence
+from engine.vllm.events.followed_cache import FollowedCache
 
 SALT = "baton-"
 

@@ -14,7 +14,7 @@ import structlog
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
 from engine.core.engine import SequenceOutput, StepOutput
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps

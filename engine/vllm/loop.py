@@ -13,10 +13,10 @@ import structlog
 from engine.core.call_queue import EventLoopCalls
 from engine.core.engine import Engine, StepOutput
 from engine.vllm.engine import VllmEngine
+from engine.vllm.events.stream import VllmStream
 from engine.vllm.kv.engine import SharingEngine
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, UnavailableError
-from runtime.kv_events.vllm.stream import VllmStream
 
 REPORT_S = 30.0
 

@@ -33,7 +33,7 @@ class WorkerRecord(Struct, frozen=True):
     rpc_address: Name  # HOST:PORT of the worker's gRPC server; empty for EVENTS_ROLE
     transfer: TransferEndpoint | None  # decode workers only
     model: Text  # name that clients use
-    model_hash: Name  # weights and configuration, see worker/assembly.py
+    model_hash: Name  # weights and configuration, see worker/engines/own.py
     block_size: Small
     num_blocks: Small
     max_model_len: Small  # tokens of prompt and output together, bounded by the pool

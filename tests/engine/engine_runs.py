@@ -3,10 +3,10 @@
 import random
 
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Runner
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.batch import Runner
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.grammar.compiler import GrammarCompiler
 from tests.tiny_model import VOCAB_SIZE

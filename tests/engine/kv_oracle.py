@@ -11,10 +11,10 @@ import numpy as np
 
 from baton_proto.kv_events import Cleared, KvEvent, Moved, Removed, Stored
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, LayerDone, SampledToken, ScheduledSequence
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import PENDING, Sequence
+from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence
+from engine.sequences.sequence import PENDING, Sequence
 
 VOCAB = 60
 EOS = frozenset({7, 11})

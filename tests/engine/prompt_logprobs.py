@@ -10,7 +10,7 @@ import transformers
 
 from baton_proto.sampling import PromptLogprobs
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 NEAR = 1e-3
 

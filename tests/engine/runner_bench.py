@@ -5,10 +5,10 @@ import itertools
 import torch
 
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, SampledToken, ScheduledSequence
-from engine.core.sequence import Sequence
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner, slab_layout
+from engine.sequences.batch import Batch, SampledToken, ScheduledSequence
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig
 

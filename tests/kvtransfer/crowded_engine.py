@@ -5,10 +5,10 @@ import random
 from typing import Protocol
 
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.sequences.sequence import Sequence
 from kvtransfer.slab.slab import Slab
 
 POOL_BLOCKS = 64

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Final
 
 PURE: Final = (
-    "engine/core/block_manager.py",
-    "engine/core/disk_prefixes.py",
+    "engine/blocks/block_manager.py",
+    "engine/blocks/disk_prefixes.py",
     "engine/core/prefill_budget.py",
-    "engine/core/prefix_cache.py",
-    "engine/core/kept.py",
-    "engine/core/moves.py",
-    "engine/core/resting.py",
+    "engine/blocks/prefix_cache.py",
+    "engine/blocks/kept.py",
+    "engine/sequences/moves.py",
+    "engine/blocks/resting.py",
     "engine/core/scheduler.py",
     "kvtransfer/decode_side/lease.py",
     "kvtransfer/decode_side/ledger.py",
@@ -45,25 +45,25 @@ PURE: Final = (
 )
 
 ALSO: Final = {
-    "engine/core/block_manager.py": (
-        "tests/engine/core/test_lower_tier.py",
-        "tests/engine/core/test_tier_calls.py",
-        "tests/engine/core/test_cache_hints.py",
+    "engine/blocks/block_manager.py": (
+        "tests/engine/blocks/test_lower_tier.py",
+        "tests/engine/blocks/test_tier_calls.py",
+        "tests/engine/blocks/test_cache_hints.py",
     ),
-    "engine/core/disk_prefixes.py": (
+    "engine/blocks/disk_prefixes.py": (
         "tests/engine/core/test_disk_waits.py",
-        "tests/engine/core/test_flush.py",
-        "tests/engine/core/test_lower_tier.py",
+        "tests/engine/blocks/test_flush.py",
+        "tests/engine/blocks/test_lower_tier.py",
     ),
-    "engine/core/prefix_cache.py": (
-        "tests/engine/core/test_block_manager.py",
-        "tests/engine/core/test_disk_prefixes.py",
-        "tests/engine/core/test_prefix_collisions.py",
-        "tests/engine/core/test_lower_tier.py",
+    "engine/blocks/prefix_cache.py": (
+        "tests/engine/blocks/test_block_manager.py",
+        "tests/engine/blocks/test_disk_prefixes.py",
+        "tests/engine/blocks/test_prefix_collisions.py",
+        "tests/engine/blocks/test_lower_tier.py",
     ),
-    "engine/core/moves.py": ("tests/engine/core/test_lower_tier.py",),
-    "engine/core/kept.py": ("tests/engine/core/test_cache_hints.py",),
-    "engine/core/resting.py": ("tests/engine/core/test_prefix_cache.py", "tests/engine/core/test_lower_tier.py"),
+    "engine/sequences/moves.py": ("tests/engine/blocks/test_lower_tier.py",),
+    "engine/blocks/kept.py": ("tests/engine/blocks/test_cache_hints.py",),
+    "engine/blocks/resting.py": ("tests/engine/blocks/test_prefix_cache.py", "tests/engine/blocks/test_lower_tier.py"),
     "router/index/edge.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/edge_table.py": ("tests/router/index/test_radix_tree.py",),
     "router/index/holders.py": ("tests/router/index/test_radix_tree.py",),

@@ -94,7 +94,7 @@ _OF_NOBODY = "return (waits, total / weights, least, count) if count else (waits
 _NOBODY_WAITS = "the least of nobody's waits is multiplied by zero, as that of one worker is"
 _HELD_THERE = "if offset > here or offset >= anywhere or not (here or edge.parent.full >> bits[home] & 1):"
 EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
-    "engine/core/block_manager.py": {
+    "engine/blocks/block_manager.py": {
         ("self._holders[sequence] = None", 'self._holders[sequence] = ""'): "the dict is an ordered set",
         ("if num_new <= 0:", "if num_new < 0:"): _NOTHING_TO_ADD,
         (
@@ -116,7 +116,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_NO_DISK, _NO_DISK.replace(" or ", " and ")): "without a disk, no block is missing in memory",
         (_FRESH, _FRESH.replace("blocks - num", "blocks + num")): "nobody asks for more blocks than are available",
     },
-    "engine/core/disk_prefixes.py": {
+    "engine/blocks/disk_prefixes.py": {
         ("self._make_slot(age)", "self._make_slot(None)"): _KNOWN_SLOT,
         ("return self._make_slot(0)", "return self._make_slot(None)"): _KNOWN_SLOT,
         ("return self._make_slot(0)", "return self._make_slot(1)"): _KNOWN_SLOT,
@@ -136,7 +136,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
     "engine/core/prefill_budget.py": {
         (_LED, _LED.replace("//", "/")): "a whole number is above a number where it is above the whole part of it",
     },
-    "engine/core/prefix_cache.py": {
+    "engine/blocks/prefix_cache.py": {
         (
             "self._tokens = np.empty((0, block_size), dtype=np.uint32)",
             "self._tokens = np.empty((0, block_size), dtype=None)",
@@ -202,7 +202,7 @@ EQUIVALENT: Final[dict[str, dict[tuple[str, str], str]]] = {
         (_RAISED, _RAISED.replace("strict=True", "")): _BLOCK_EACH,
         ("self._grow(new + 1)", "self._grow(new + 2)"): _ROOM,
     },
-    "engine/core/resting.py": {
+    "engine/blocks/resting.py": {
         (_AGE, _AGE.replace("-1.0", "-2.0")): "both are below all ages",
         (_EACH_KIND, _EACH_KIND.replace("strict=True", "strict=None")): _A_RATE_EACH,
         (_EACH_KIND, _EACH_KIND.replace("strict=True", "strict=False")): _A_RATE_EACH,

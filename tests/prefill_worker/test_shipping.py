@@ -11,11 +11,11 @@ import torch
 from baton_proto.decoding import decoder
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import FirstToken, Grant
-from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.sequences.sequence import Sequence, SequenceStatus
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.push import Push, PushResult

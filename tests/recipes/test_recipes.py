@@ -40,7 +40,7 @@ import torch
 from baton import SamplingParams
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import Needs
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from engine.runners.sampler import Sampler
 from router.api.grpc.messages import options_of
 from router.api.http.openai_types import ChatBody, CompletionBody
@@ -231,7 +231,7 @@ def toy(name: str) -> None:
 def test_add_an_event_type(scratch: Scratch) -> None:
     events = "proto/baton_proto/kv_events.py"
     scratch.edit(events, "KvEvent = Stored | Removed | Moved | Cleared", TOY_EVENT)
-    log = "engine/core/kv_event_log.py"
+    log = "engine/blocks/kv_event_log.py"
     scratch.edit(log, "KvEvent, Moved, Removed, Stored", "KvEvent, Moved, Removed, Stored, Toy")
     scratch.edit(
         log,
@@ -256,7 +256,7 @@ EVENT = """
 from baton.cli.events.tail import EventType
 from baton.events.event_line import KINDS
 from baton_proto.kv_events import MAJOR, KvEventBatch, Toy, decode_batch, encode_batch
-from engine.core.kv_event_log import KvEventLog
+from engine.blocks.kv_event_log import KvEventLog
 from router.index.radix_tree import RadixTree
 
 log = KvEventLog()

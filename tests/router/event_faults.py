@@ -18,8 +18,8 @@ from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecor
 from baton_proto.kv_events import MAJOR, KvEventBatch, Stored, encode_batch
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import SnapshotChunk
-from engine.core.block_manager import BlockManager
-from engine.core.sequence import Sequence
+from engine.blocks.block_manager import BlockManager
+from engine.sequences.sequence import Sequence
 from router.index.indexer import Indexer
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey

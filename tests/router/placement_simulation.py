@@ -21,8 +21,8 @@ from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord, prefill_pairs
 from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.sampling import SamplingParams
-from engine.core.block_manager import BlockManager
-from engine.core.sequence import Sequence
+from engine.blocks.block_manager import BlockManager
+from engine.sequences.sequence import Sequence
 from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree

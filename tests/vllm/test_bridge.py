@@ -9,9 +9,9 @@ import pytest
 
 from baton.events.event_source import EventSource
 from baton.events.vllm_bridge import Bridge
+from engine.vllm.events.stream import VllmStream
 from runtime.blocks.block_hash import block_hashes
 from runtime.end_task import end_tasks
-from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import TTL_S, Router
 from tests.vllm.environment import LIMIT_S, PATIENCE_S

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
-from engine.external.server import VllmServer as Endpoint
 from engine.vllm.arguments import CPU_EXTENSION
+from engine.vllm.server.agreement import agreed
+from engine.vllm.server.server import VllmServer as Endpoint
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
@@ -38,7 +39,6 @@ from tests.vllm.test_workers import (
     text,
     whoever_leaves_frees_the_engine,
 )
-from worker.external.agreement import agreed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 

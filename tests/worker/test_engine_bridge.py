@@ -10,12 +10,12 @@ import pytest
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Batch, LayerDone, SampledToken, StepDone
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine, StepOutput
 from engine.core.loop import EngineLoop
-from engine.core.sequence import Sequence
 from engine.runners.timed_loop import TimedLoop
+from engine.sequences.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.sequences.sequence import Sequence
 from runtime.errors import UnavailableError
 from worker.engine_bridge import EngineBridge, LoopFactory
 

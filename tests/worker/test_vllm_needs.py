@@ -12,7 +12,7 @@ from tests.test_packaging import ROOT
 
 LOADED = """
 import importlib.metadata, json, sys
-import decode_worker.__main__, prefill_worker.__main__, worker.vllm_assembly
+import decode_worker.__main__, prefill_worker.__main__, worker.engines.vllm
 tops = {name.partition(".")[0] for name in sys.modules}
 of = importlib.metadata.packages_distributions()
 names = sorted({distribution for top in tops for distribution in of.get(top, [])})

@@ -10,8 +10,8 @@ from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.events.event_source import EventSource, discovery_ttl_s
 from baton.events.vllm_bridge import Bridge
+from engine.vllm.events.stream import VllmStream
 from runtime.config.serving import EngineConfig
-from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.vllm_kv import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
-from engine.core.batch import Batch, LayerDone, ScheduledSequence
 from engine.core.engine import SequenceOutput, StepOutput, finish_reason
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.batch import Batch, LayerDone, ScheduledSequence
+from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache
 from engine.vllm.engine import VllmEngine
 from engine.vllm.kv.books import FETCH, PARAMETER, SEND

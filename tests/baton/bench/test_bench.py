@@ -22,7 +22,7 @@ from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
 from tests.service import Service, running_service
 from tests.tiny_model import VOCAB_SIZE
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 SHORT = ("--prompt-tokens", "20-40", "--output-tokens", "8", "--json")
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -15,8 +15,8 @@ from baton.events.recording import Batch, Recording, RecordingWriter
 from baton.service.nats_server import NatsServer
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import Cleared, Router, Workers, baton, removed, running, stored
-from tests.runtime.kv_events.vllm.test_blocks import BLOCK, prompt
-from tests.runtime.kv_events.vllm.vllm_engine import Engine, Messages
+from tests.engine.vllm.events.test_blocks import BLOCK, prompt
+from tests.engine.vllm.events.vllm_engine import Engine, Messages
 
 pytestmark = pytest.mark.slow
 

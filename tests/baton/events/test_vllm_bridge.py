@@ -12,14 +12,14 @@ from baton.events.event_source import EventSource
 from baton.events.vllm_bridge import Bridge
 from baton.service.nats_server import NatsServer
 from baton_proto.kv_events import Stored
+from engine.vllm.events.stream import VllmStream
 from runtime.blocks.block_hash import block_hashes
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError, ProtocolError, UnavailableError
-from runtime.kv_events.vllm.stream import VllmStream
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import TTL_S, Router
-from tests.runtime.kv_events.vllm.test_blocks import BLOCK, prompt
-from tests.runtime.kv_events.vllm.vllm_engine import Engine, Messages
+from tests.engine.vllm.events.test_blocks import BLOCK, prompt
+from tests.engine.vllm.events.vllm_engine import Engine, Messages
 
 
 class Scene:

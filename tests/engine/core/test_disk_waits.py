@@ -9,14 +9,14 @@ import pytest
 
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
 from engine.core.timed_steps import TimedSteps
+from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
-from tests.engine.core.block_machine import compute
-from tests.engine.core.fake_tiers import Disk, LateSlots, Slots
+from tests.engine.blocks.block_machine import compute
+from tests.engine.blocks.fake_tiers import Disk, LateSlots, Slots
 from tests.engine.core.test_scheduler import names, step
 from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from engine.core.engine import Engine
 from engine.core.prefill_budget import LEAST_LED, MUCH_SHORTER, RIGHT_OF_FIRST
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import FakeRunner, make_engine, make_sequence, sequential_answer
 
 SHARED, OWN = 512, 24  # tokens

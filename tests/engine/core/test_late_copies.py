@@ -6,12 +6,12 @@ from collections.abc import Iterator, MutableMapping
 
 import pytest
 
-from engine.core.batch import LayerDone
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.batch import LayerDone
+from engine.sequences.sequence import Sequence
 from runtime.errors import UnavailableError
-from tests.engine.core.fake_tiers import LateMove, LateSlots
+from tests.engine.blocks.fake_tiers import LateMove, LateSlots
 from tests.engine.core.test_scheduler import names
 from tests.engine.kv_oracle import Batch, FakeRunner, FakeSlab, FakeStep, make_sequence, sequential_answer
 

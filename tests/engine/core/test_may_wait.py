@@ -5,7 +5,7 @@ import pytest
 
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import StepOutput
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from tests.engine.kv_oracle import make_engine
 
 

@@ -12,13 +12,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from engine.core.batch import Batch
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.prefill_budget import share_out
 from engine.core.scheduler import LOOK_AHEAD, DeadEnd, Scheduler
-from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.timed_steps import TimedSteps
+from engine.sequences.batch import Batch
+from engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import (
     EventReplica,
     FakeRunner,

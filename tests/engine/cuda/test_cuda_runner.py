@@ -6,7 +6,6 @@ import torch
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
-from engine.core.batch import Runner
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
@@ -14,6 +13,7 @@ from engine.cuda.mask_buffer import MaskBuffer
 from engine.kernels import small_linear
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
+from engine.sequences.batch import Runner
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from engine.core.disk_copies import DiskBlock, Done
+from engine.blocks.disk_copies import DiskBlock, Done
 from engine.ranks.rank_commands import Command
 from engine.ranks.ranked_disk import RankedDisk
 from engine.ranks.ranks import Ranks

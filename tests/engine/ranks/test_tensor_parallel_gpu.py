@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from baton_proto.sampling import SamplingParams
-from engine.core.sequence import Sequence
 from engine.model.shard import shard_of
 from engine.parallel.peer_memory import SWITCH
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from tests.engine.engine_runs import run, sequences, small_engine

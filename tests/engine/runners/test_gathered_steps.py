@@ -7,8 +7,8 @@ import pytest
 from baton_proto.kv_events import Cleared, KvEvent
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import SequenceOutput, StepOutput
-from engine.core.sequence import Sequence
 from engine.runners.gathered_steps import GatheredSteps, gather_s
+from engine.sequences.sequence import Sequence
 
 GATHER_S = 0.010
 

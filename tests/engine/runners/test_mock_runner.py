@@ -1,10 +1,10 @@
 import pytest
 
-from engine.core.batch import Batch, ScheduledSequence
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.runners.mock_runner import MockRunner, step_ms
+from engine.sequences.batch import Batch, ScheduledSequence
+from engine.sequences.sequence import Sequence
 from runtime.config.serving import MockConfig
 from tests.engine.kv_oracle import make_sequence
 

@@ -10,10 +10,10 @@ import transformers
 
 from baton_proto.sampling import PromptLogprobs, SamplingParams
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
 from engine.model.weights import Weights
 from engine.runners import prompt_scores
 from engine.runners.torch_runner import build_runner
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from tests.engine.engine_runs import small_engine

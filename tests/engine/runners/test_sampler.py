@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 
 from baton_proto.sampling import SamplingParams
-from engine.core.sequence import Sequence
 from engine.kernels.philox import _to_uniform, uniform_at
 from engine.runners.sampler import _REACH, Sampler, _gumbel, _penalize
+from engine.sequences.sequence import Sequence
 
 EOS = (3, 5)
 VOCAB = 40

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from baton_proto.sampling import PARAMETERS, Needs, Parameter, SamplingParams
-from engine.core.batch import SampledToken
-from engine.core.sequence import PENDING, Sequence
 from engine.runners.sampler import Sampler
+from engine.sequences.batch import SampledToken
+from engine.sequences.sequence import PENDING, Sequence
 
 EOS = (3,)
 VOCAB = 40

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine, StepOutput
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop

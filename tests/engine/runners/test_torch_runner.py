@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from engine.core.batch import Batch
 from engine.loading.loaded_model import load_model
 from engine.runners.auto import resolve_device
 from engine.runners.torch_runner import slab_layout
+from engine.sequences.batch import Batch
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from engine.core.engine import Engine
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from engine.tiers.host_kv import slot_bytes
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from tests.engine.kv_oracle import make_sequence
 from tests.tiny_model import VOCAB_SIZE
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 TIMEOUT_S = 30.0
 

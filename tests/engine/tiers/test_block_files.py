@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.core.disk_copies import DiskBlock
+from engine.blocks.disk_copies import DiskBlock
 from engine.tiers.block_files import SUM_BYTES, BlockFiles, header_struct
 from tests.chaos.machine.disk import Disk, why_no_small_disk
 

@@ -22,7 +22,7 @@ from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
 from tests.engine.kv_oracle import make_sequence
 from tests.engine.tiers.disk_worker import TIMEOUT_S, Worker, conversations, prompt, worker
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.core.moves import BEFORE_STEP
+from engine.sequences.moves import BEFORE_STEP
 from engine.tiers.gpu_kv import GpuHostKv, GpuMove
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab

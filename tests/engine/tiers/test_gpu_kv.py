@@ -7,14 +7,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.core.moves import BEFORE_STEP, Move
+from engine.sequences.moves import BEFORE_STEP, Move
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, ServingConfig
 from runtime.device.drivers import memory_of
 from tests.engine.tiers.test_host_kv import answers
 from tests.tiny_model import VOCAB_SIZE
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -18,7 +18,7 @@ from runtime.errors import ConfigError
 from tests.engine.kv_oracle import make_sequence
 from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_model import VOCAB_SIZE
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 LAYOUT = SlabLayout(3, 6, 2, 4, 8, "float32")
 

@@ -1,6 +1,6 @@
 """vLLM's prefix cache in place of our own block manager."""
 
-from engine.core.block_manager import BlockManager
+from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.runners.timed_loop import TimedLoop
 from engine.vllm.cache import VllmCache

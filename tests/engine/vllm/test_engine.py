@@ -11,15 +11,15 @@ from baton_proto.grammar import Grammar
 from baton_proto.kv_events import Cleared, Stored
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import SequenceOutput, StepOutput
-from engine.core.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from engine.vllm import memory as vllm_memory
 from engine.vllm.cache import VllmCache, salt_of, seed_of
 from engine.vllm.engine import VllmEngine
+from engine.vllm.events.stream import Message
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
 from runtime.errors import UnavailableError
-from runtime.kv_events.vllm.stream import Message
-from tests.runtime.kv_events.vllm.vllm_engine import Messages
+from tests.engine.vllm.events.vllm_engine import Messages
 
 BLOCK = 4
 

@@ -10,7 +10,7 @@ import pytest
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.device.kernel_cache import VARIABLE, keep_kernels
-from worker.assembly import build_engine
+from worker.engines.own import build_engine
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,9 @@ from baton_proto.vllm_kv import (
     Sent,
     StepBegins,
 )
-from engine.core.batch import Batch
 from engine.core.engine import SequenceOutput, StepOutput
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.sequences.batch import Batch
+from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache
 from engine.vllm.kv.engine import NO_TOKEN, SharingEngine
 from engine.vllm.kv.link import VllmEnd, WorkerEnd

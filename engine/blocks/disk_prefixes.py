@@ -1,0 +1,214 @@
+"""The prefix cache's blocks on their way to the disk and back.
+
+The oldest blocks of host memory are copied and move to the disk before their slots are needed, which keep the content
+until then. A block comes back through such a slot, into which its copy is read while its home is still the disk.
+"""
+
+from collections.abc import Iterable
+from heapq import merge
+from operator import itemgetter
+
+import numpy as np
+
+from baton_proto.kv_events import DISK
+from engine.blocks.disk_copies import DiskBlock
+from engine.blocks.prefix_cache import CHILD, ROOT, PrefixCache
+from engine.blocks.resting import KEPT
+
+RESERVE = 2  # of so many host slots, one can be had at once for a block of the device, because its own is on the disk
+
+
+class DiskPrefixCache(PrefixCache):
+    """Without slots for copies it is a PrefixCache."""
+
+    def write_behind(self, max_writes: int) -> None:
+        """Begins to write the oldest blocks of host memory, and those above them that have no copy, until enough slots
+        can be had at once. What has a copy moves there. Blocks of the device are copied to free slots first."""
+        copies = self.copies
+        while len(copies.writes) < max_writes:
+            leaving = sum(not self.holds(source) for source in copies.sources)
+            age, kind = self._lowered.oldest(self._now)
+            if age < 0 or (len(self._free_slots) + len(copies.staged) + leaving) * RESERVE >= self.num_slots:
+                return
+            for block in self._without_copy(next(iter(self._lowered.by_kind[kind]))):
+                if len(copies.writes) == max_writes or block in copies.sources or not self._make_copy(age):
+                    return  # a source without a copy: a write that does not count any more has not ended
+                if block < self.num_blocks:
+                    if not self._free_slots and not copies.staged:
+                        break  # the block without a copy is forgotten, and its slot serves those above it
+                    self._make_slot(age)
+                self._begin_write(block)
+            self._give_up_slot(kind)
+
+    def write_all(self, max_writes: int) -> None:
+        """Begins to write blocks that have no copy, those that would be given up last first, while the disk has room or
+        older blocks. Slots for blocks of the device are those that are free, and those of blocks that have a copy."""
+        if self._write_youngest(max_writes) or self.copies.writes:
+            return
+        kind = self._lowered.oldest(self._now)[1]
+        if self._lowered.by_kind[kind]:  # one without a copy is forgotten, and its slot serves those above it
+            self._give_up_slot(kind)
+            self._write_youngest(max_writes)
+
+    def _write_youngest(self, max_writes: int) -> bool:
+        """False: it lacks a slot."""
+        copies = self.copies
+        queues = self._resting.youngest(self._now), self._lowered.youngest(self._now)
+        for age, leaf in merge(*queues, key=itemgetter(0)):
+            for block in self._without_copy(leaf):
+                if len(copies.writes) >= max_writes or block in copies.sources or not self._make_copy(age):
+                    return True
+                if block < self.num_blocks and not self._spare_slot():
+                    return False
+                self._begin_write(block)
+        return True
+
+    def _spare_slot(self) -> bool:
+        """Whether there is a free slot; blocks of host memory move to their copies for it, the oldest first."""
+        while not self._free_slots and not self.copies.staged:
+            queue = self._lowered.by_kind[kind := self._lowered.oldest(self._now)[1]]
+            if not queue or self._sequence_hashes[next(iter(queue))] not in self.copies.of:
+                return False
+            self._give_up_slot(kind)
+        return self._make_slot(0)
+
+    def _begin_write(self, block: int) -> None:
+        """A block of the device is copied to a free slot first."""
+        source = block
+        if block < self.num_blocks:
+            source = self._free_slots.pop()
+            self.moved_down[source] = block
+        self.copies.begin_write(source, self._disk_block(block))
+
+    def _without_copy(self, block: int) -> list[int]:
+        """The block and those above it that have no copy, parents first."""
+        missing = []
+        while self._sequence_hashes[block] not in self.copies.of:
+            missing.append(block)
+            parent = self._parent_of(block)
+            if parent is None:
+                break
+            block = self._block_of[parent]
+        return missing[::-1]
+
+    def _make_copy(self, age: float) -> bool:
+        """Whether there is a free copy; blocks of the disk of at least that age are forgotten for it."""
+        while not self.copies.free:
+            oldest, kind = self._stored.oldest(self._now)
+            if oldest < age:
+                return False
+            self._log.removed(self._forget(self._stored.pop(kind)[0]))
+        return True
+
+    def written(self, copy: int, ok: bool) -> None:
+        """A write has ended. After a failure none of those on their way counts: their parents may be missing."""
+        copies = self.copies
+        source, sequence_hash = copies.end_write(copy)
+        if ok and self.holds(copy):
+            copies.staged[copy] = source
+        elif not self.holds(source):
+            self._free_slots.append(source)
+        if ok:
+            return
+        later = [(hash_, at) for at, (_, hash_) in copies.writes.items()]
+        for lost, at in reversed([(sequence_hash, copy), *later]):  # children first
+            if copies.of.get(lost) != at:
+                continue
+            if self._block_of[lost] == at:
+                self._lose(at)
+            else:
+                copies.drop(lost)
+
+    def fetch(self, blocks: list[int]) -> None:
+        """Begins to read these blocks of the disk, parents first, as long as they get host slots: at most half of them,
+        from the oldest blocks there."""
+        copies = self.copies
+        for block in blocks:
+            if block in copies.reads:
+                continue
+            if len(copies.reads) + len(copies.held) >= max(1, self.num_slots // 2) or not self._make_slot(0):
+                return
+            copies.begin_read(block, self._free_slots.pop(), self._disk_block(block))
+
+    def was_read(self, copy: int, ok: bool) -> None:
+        """A read has ended. A block that could not be read is forgotten, and so are all below it."""
+        target = self.copies.end_read(copy)
+        if ok and self.holds(copy) and self.content(copy) is None:
+            self.copies.staged[copy] = target
+            return
+        self._free_slots.append(target)
+        if self.holds(copy) and not ok:
+            self.lose(copy)
+
+    def lose(self, block: int) -> None:
+        """Forgets a block of a lower tier, and all below it, which lie there too."""
+        lost = [block]
+        for one in lost:
+            lost += self._children_below(one)
+        for one in reversed(lost):
+            self._lose(one)
+
+    def _children_below(self, block: int) -> list[int]:
+        """In a time that grows with the lower tiers: for what happens rarely."""
+        parents = np.frombuffer(self._parents, np.uint64)[self.num_blocks :]
+        places = np.frombuffer(self._places, np.uint8)[self.num_blocks :]
+        found = (parents == self._sequence_hashes[block]) & (places == CHILD)
+        return (np.flatnonzero(found) + self.num_blocks).tolist()
+
+    def _lose(self, block: int) -> None:
+        """Forgets a leaf in a lower tier."""
+        self._queue_of(block).pop(block)
+        self._log.removed(self._forget(block))
+        if block < self.first_copy:
+            self._release_slot(block)
+
+    def _disk_block(self, block: int) -> DiskBlock:
+        return DiskBlock(
+            self._sequence_hashes[block],
+            self._parent_of(block),
+            self._block_hashes[block],
+            self._seeds.get(block, 0),
+            self.kept.kind(self._sequence_hashes[block], self._kinds[block]),
+            self._tokens[block].astype("<u4").tobytes(),
+        )
+
+    def adopt(self, found: Iterable[tuple[int, DiskBlock]]) -> None:
+        """Takes in copies that an earlier process wrote, the youngest first, but for those whose parents are missing.
+        For an empty cache."""
+        known: dict[int, tuple[int, DiskBlock]] = {}
+        for copy, block in found:
+            known.setdefault(block.sequence_hash, (copy, block))
+        placed: dict[int, None] = {}  # sequence hashes, parents first
+        lost: set[int] = set()
+        for sequence_hash in known:
+            path: dict[int, None] = {}
+            above: int | None = sequence_hash
+            while above in known and not (above in placed or above in lost or above in path):
+                path[above] = None
+                above = known[above][1].parent
+            if above is None or above in placed:
+                placed |= dict.fromkeys(reversed(path))
+            else:
+                lost |= path.keys()
+        self._grow(self.first_copy + len(self.copies.all))
+        for sequence_hash in placed:
+            copy, block = known[sequence_hash]
+            self._block_of[sequence_hash] = self.copies.of[sequence_hash] = copy
+            self._places[copy] = ROOT if block.parent is None else CHILD
+            self._parents[copy] = block.parent or 0
+            self._block_hashes[copy] = block.block_hash
+            self._sequence_hashes[copy] = sequence_hash
+            self._kinds[copy] = min(block.kind, KEPT - 1)
+            self._tokens[copy] = np.frombuffer(block.tokens, "<u4")
+            if block.parent is None:
+                self._seeds[copy] = block.seed
+            self._log.stored(block.parent, [block.block_hash], [sequence_hash], DISK)
+        for sequence_hash in reversed(placed):  # children first, as they come to rest
+            copy, block = known[sequence_hash]
+            self._now += 1
+            self._stored.by_kind[self._kinds[copy]][copy] = self._now
+            if block.parent is not None:
+                parent = self._block_of[block.parent]
+                self._kinds[parent] = max(self._kinds[parent], self._kinds[copy])
+        taken = set(self.copies.of.values())
+        self.copies.free = [copy for copy in self.copies.free if copy not in taken]

@@ -1,0 +1,1 @@
+"""Sequences, the batches made of them, and the copies of blocks that they wait for."""

@@ -1,0 +1,232 @@
+"""What a vLLM engine has cached, under Baton's names: its block hashes become block and sequence hashes. Pure.
+
+Because vLLM's hashes differ from Baton's, Baton's are computed from the token ids and remembered by vLLM's hash. Three
+differences are evened out here:
+
+- vLLM keeps several copies of a block when requests computed it at the same time, and reports each copy; the block is
+  gone with its last copy.
+- vLLM may evict a block while blocks behind it stay. Baton's index holds whole prefixes only: the blocks behind are
+  withdrawn, and announced again when the missing block is back.
+- A block may depend on more than its tokens (images, a cache salt). Such blocks, and the blocks behind them, cannot be
+  found by their tokens and are left out. A salt that stands for a seed of block hashes is no such thing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
+from engine.vllm.events.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes
+from runtime.errors import ConfigError, ProtocolError
+
+SERVED_MEDIUM = "GPU"
+
+SeedOf = Callable[[object], int | None]
+"""The seed of block hashes that a cache salt stands for; None: it stands for none."""
+
+
+class _Block:
+    __slots__ = ("block_hash", "copies", "name", "parent", "seed", "sequence_hash", "shown")
+
+    def __init__(
+        self, name: BlockHash, parent: BlockHash | None, block_hash: int, sequence_hash: int, seed: int
+    ) -> None:
+        self.name = name
+        self.parent = parent  # None: the first block of a prompt
+        self.block_hash = block_hash
+        self.sequence_hash = sequence_hash
+        self.seed = seed  # of the block hashes of its chain
+        self.copies = 0
+        self.shown = False  # the index knows it; then its parent is shown too
+
+
+class VllmBlocks:
+    """`skipped` counts, by reason, the blocks that could not be translated."""
+
+    def __init__(self, block_size: int, seed_of: SeedOf | None = None) -> None:
+        self._seed_of = seed_of or (lambda _: None)
+        self.skipped: Counter[str] = Counter()
+        self.num_shown = 0
+        self._block_size = block_size
+        self._blocks: dict[BlockHash, _Block] = {}
+        self._children: dict[BlockHash, dict[BlockHash, None]] = {}  # also of parents that are gone
+
+    def apply(self, event: VllmEvent) -> list[KvEvent]:
+        """What the index must be told. Raises ConfigError for blocks of another size, ProtocolError for events that
+        make no sense."""
+        match event:
+            case BlockStored() if self._is_served(event):
+                return self._store(event)
+            case BlockRemoved() if self._is_served(event):
+                return self._remove(event.block_hashes)
+            case AllBlocksCleared():
+                return self.clear()
+        return []
+
+    def clear(self) -> list[KvEvent]:
+        self._blocks.clear()
+        self._children.clear()
+        self.num_shown = 0
+        return [Cleared()]
+
+    def runs(self) -> list[Stored]:
+        """All that the index knows, parents before children."""
+        runs = []
+        starts = [block for block in self._blocks.values() if block.shown and block.parent is None]
+        while starts:
+            run = [starts.pop()]
+            while children := [child for child in self._present_children(run[-1]) if child.shown]:
+                run.append(children.pop())
+                starts.extend(children)
+            runs.append(self._run(run))
+        return runs
+
+    def _is_served(self, event: BlockStored | BlockRemoved) -> bool:
+        """The event is about blocks on the GPU and the first kind of attention: offloaded copies serve no prefix by
+        themselves, and the caches of other kinds hold the same tokens once more."""
+        return event.medium in (None, SERVED_MEDIUM) and not event.group_idx
+
+    # --- stored -------------------------------------------------------------------------------------------------------
+
+    def _store(self, event: BlockStored) -> list[KvEvent]:
+        if event.block_size != self._block_size:
+            raise ConfigError(
+                "--block-size",
+                f"vLLM's blocks hold {event.block_size} tokens, this cluster's {self._block_size}; start vLLM with "
+                f"--block-size {self._block_size}",
+            )
+        parent = event.parent_block_hash
+        if parent is not None and parent not in self._blocks:
+            self.skipped["unknown parent"] += len(event.block_hashes)
+            return []
+        usable = self._usable(event)
+        if not usable:
+            return []
+        return self._show_chain(self._add_copies(event, usable, self._seed(event)))
+
+    def _usable(self, event: BlockStored) -> int:
+        """How many of the run's first blocks are full and depend on their tokens alone."""
+        if event.lora_id is not None and event.lora_name is None:
+            self.skipped["LoRA without a name"] += len(event.block_hashes)
+            return 0
+        usable = len(event.block_hashes)
+        for i, keys in enumerate(event.extra_keys or ()):
+            if keys and any(key != event.lora_name and not self._is_salt(event, i, key) for key in keys):
+                self.skipped["more than tokens in it"] += max(0, usable - i)
+                usable = min(usable, i)
+                break
+        full = len(event.token_ids) // self._block_size
+        if full < usable:
+            self.skipped["partial block"] += usable - full
+        return min(usable, full)
+
+    def _is_salt(self, event: BlockStored, index: int, key: object) -> bool:
+        """vLLM hashes a salt into the first block of a prompt."""
+        return event.parent_block_hash is None and index == 0 and self._seed_of(key) is not None
+
+    def _seed(self, event: BlockStored) -> int:
+        if event.parent_block_hash is not None:
+            return self._blocks[event.parent_block_hash].seed
+        first = event.extra_keys[0] if event.extra_keys else None
+        salts = [seed for key in first or () if (seed := self._seed_of(key)) is not None]
+        return salts[0] if salts else SEED if event.lora_name is None else lora_seed(event.lora_name)
+
+    def _add_copies(self, event: BlockStored, usable: int, seed: int) -> list[_Block]:
+        try:
+            tokens = np.array(event.token_ids[: usable * self._block_size], dtype=np.uint32)
+        except (OverflowError, ValueError) as error:
+            raise ProtocolError("vLLM", f"token ids that are none: {error}") from error
+        above = event.parent_block_hash
+        blocks = block_hashes(tokens, self._block_size, seed)
+        sequences = sequence_hashes(blocks, None if above is None else self._blocks[above].sequence_hash)
+        chain = []
+        for name, block_hash, sequence_hash in zip(
+            event.block_hashes, blocks.tolist(), sequences.tolist(), strict=False
+        ):
+            block = self._blocks.get(name)
+            if block is None:
+                block = self._blocks[name] = _Block(name, above, block_hash, sequence_hash, seed)
+                if above is not None:
+                    self._children.setdefault(above, {})[name] = None
+            block.copies += 1
+            chain.append(block)
+            above = name
+        return chain
+
+    def _show_chain(self, chain: list[_Block]) -> list[KvEvent]:
+        """Announces the blocks of a chain that the index does not know yet, then the blocks that waited for them."""
+        first = chain[0]
+        if first.parent is not None and not self._blocks[first.parent].shown:
+            return []  # until the block that is missing above is back
+        events: list[KvEvent] = []
+        waiting = [chain]
+        while waiting:
+            part = waiting.pop()
+            new = [block for block in part if not block.shown]
+            for run in _unbroken(new):
+                events.append(self._run(run))
+                self.num_shown += len(run)
+            for block in new:
+                block.shown = True
+            for block in new:
+                waiting.extend([child] for child in self._present_children(block) if not child.shown)
+        return events
+
+    # --- removed ------------------------------------------------------------------------------------------------------
+
+    def _remove(self, names: list[BlockHash]) -> list[KvEvent]:
+        hidden: list[int] = []
+        for name in names:
+            block = self._blocks.get(name)
+            if block is None:
+                self.skipped["unknown removal"] += 1
+                continue
+            block.copies -= 1
+            if block.copies == 0:
+                hidden += self._hide(block)
+                self._forget(block)
+        self.num_shown -= len(hidden)
+        return [Removed(np.array(hidden, dtype="<u8").tobytes())] if hidden else []
+
+    def _hide(self, block: _Block) -> list[int]:
+        """Sequence hashes of the block and all that is shown below it, leaves first."""
+        order = [block] if block.shown else []
+        for above in order:  # grows meanwhile
+            above.shown = False
+            order.extend(child for child in self._present_children(above) if child.shown)
+        return [below.sequence_hash for below in reversed(order)]
+
+    def _forget(self, block: _Block) -> None:
+        del self._blocks[block.name]
+        if block.parent is not None:
+            siblings = self._children[block.parent]
+            del siblings[block.name]
+            if not siblings:
+                del self._children[block.parent]
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _present_children(self, block: _Block) -> Iterator[_Block]:
+        return (self._blocks[name] for name in self._children.get(block.name, ()))
+
+    def _run(self, run: list[_Block]) -> Stored:
+        first = run[0]
+        return Stored(
+            None if first.parent is None else self._blocks[first.parent].sequence_hash,
+            np.array([block.block_hash for block in run], dtype="<u8").tobytes(),
+            np.array([block.sequence_hash for block in run], dtype="<u8").tobytes(),
+        )
+
+
+def _unbroken(blocks: list[_Block]) -> Iterator[list[_Block]]:
+    """Runs in which each block is the child of the one before."""
+    run: list[_Block] = []
+    for block in blocks:
+        if run and block.parent != run[-1].name:
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run

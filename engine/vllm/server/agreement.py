@@ -1,0 +1,132 @@
+"""What a vLLM server must have in common with the service that uses it, asked of the server before it gets requests."""
+
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from engine.vllm.events.stream import VllmStream
+from engine.vllm.server.gauges import Gauges
+from engine.vllm.server.server import RefusedError, VllmServer
+from engine.vllm.versions import check_version
+from router.text.tokenizer import Tokenizer
+from runtime.checkpoint.model_files import ModelFiles
+from runtime.config.external import ExternalWorkerConfig
+from runtime.config.serving import ServingConfig
+from runtime.errors import ConfigError, UnavailableError
+
+log = structlog.get_logger()
+
+SAMPLE = "Hello world 1234, äöü 你好\n  def f(x): return x\t# 🙂"  # words, digits, bytes, white space
+EVENTS_TIMEOUT_S = 10.0
+FLAG = (
+    '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
+    '"replay_endpoint": "tcp://*:5558"}\''
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a server that agrees with us."""
+
+    model: str  # its name for it
+    max_model_len: int
+    num_blocks: int
+    seeds: bool  # requests keep theirs
+
+
+class _Version(Struct):
+    version: str
+
+
+class _Model(Struct):
+    id: str
+    max_model_len: int
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
+class _Tokens(Struct):
+    tokens: list[int]
+
+
+async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: ModelFiles, server: VllmServer) -> Facts:
+    """Raises ConfigError, which names what differs, and UnavailableError."""
+    try:
+        version = msgspec.json.decode(await server.ask("/version"), type=_Version).version
+        check_version(version, external.where)
+        models = msgspec.json.decode(await server.ask("/v1/models"), type=_Models).data
+        gauges = Gauges.read(await server.ask("/metrics"))
+        model = _model(models, external, config.served_model_name or files.name)
+        _check_engines(gauges, external)
+        _check_blocks(gauges, config, external)
+        question = {"model": model.id, "prompt": SAMPLE, "add_special_tokens": False}
+        theirs = msgspec.json.decode(await server.ask("/tokenize", question), type=_Tokens).tokens
+    except RefusedError as error:
+        if error.status >= 500:
+            raise UnavailableError(f"{server.address}: {error}") from error
+        remedy = " (name the file with its key in api_key_file)" if error.status == 401 else ""
+        raise ConfigError(f"{external.where}.address", f"{server.address}: {error}{remedy}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        problem = f"{server.address} does not answer as `vllm serve` does: {error}"
+        raise ConfigError(f"{external.where}.address", problem) from error
+    if theirs != list(Tokenizer(files.folder, files.config.vocab_size).encode(SAMPLE, add_special_tokens=False)):
+        problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
+        raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
+    await _check_events(external)
+    return Facts(model.id, model.max_model_len, gauges.num_blocks, takes_seeds(version, external))
+
+
+def takes_seeds(version: str, external: ExternalWorkerConfig) -> bool:
+    """Because vLLM on CPUs ends at a seeded prompt of several steps (see engine/vllm/rewinding.py), such a server gets
+    no seeds unless we are told that it takes them."""
+    if external.seeds is not None:
+        return external.seeds
+    on_cpu = "cpu" in version.replace("+", ".").split(".")
+    if on_cpu:
+        remedy = f"{external.where}.seeds: true, with a flag of docs/operating.md"
+        log.warning("requests leave without their seeds", worker=external.name, version=version, remedy=remedy)
+    return not on_cpu
+
+
+def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:
+    wanted = external.model or ours
+    for model in models:
+        if model.id == wanted:
+            return model
+    known = ", ".join(model.id for model in models)
+    raise ConfigError(f"{external.where}.model", f"the server has no model {wanted!r}: name one of its own: {known}")
+
+
+def _check_engines(gauges: Gauges, external: ExternalWorkerConfig) -> None:
+    if gauges.engines > 1:
+        problem = f"it has {gauges.engines} engines, of which one worker can follow one: start a server for each, with"
+        raise ConfigError(f"{external.where}.address", f"{problem} --data-parallel-size 1")
+
+
+def _check_blocks(gauges: Gauges, config: ServingConfig, external: ExternalWorkerConfig) -> None:
+    size = config.engine.block_size
+    if not gauges.num_blocks:
+        problem = "its /metrics do not tell how many KV blocks it has: start it without --disable-log-stats"
+        raise ConfigError(f"{external.where}.address", problem)
+    if gauges.block_size != size:
+        problem = (
+            f"its KV blocks hold {gauges.block_size} tokens, ours {size}: start it with --block-size {size}, or set"
+        )
+        raise ConfigError(f"{external.where}.address", f"{problem} engine.block_size: {gauges.block_size}")
+
+
+async def _check_events(external: ExternalWorkerConfig) -> None:
+    """Raises ConfigError when there are no KV events."""
+    stream = VllmStream(external.events, external.replay, "", EVENTS_TIMEOUT_S)
+    try:
+        await stream.open()
+        await stream.check_replay()
+    except (UnavailableError, ConfigError) as error:
+        problem = f"{error}; start vLLM with {FLAG} and name its ports in `events` and `replay`"
+        raise ConfigError(external.where, problem) from error
+    finally:
+        await stream.close()

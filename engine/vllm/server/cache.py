@@ -1,0 +1,41 @@
+"""A vLLM server's prefix cache, as its events tell it, and what of a prompt is in it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton_proto.kv_events import KvEvent, Removed, Stored
+from engine.vllm.cache import VllmCache
+from engine.vllm.events.stream import Lost, Message
+
+
+class ExternalCache(VllmCache):
+    """Event loop only."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        super().__init__(block_size, num_blocks)
+        self._held: set[int] = set()  # sequence hashes
+
+    def take(self, item: Message | Lost) -> list[KvEvent]:
+        events = super().take(item)
+        for event in events:
+            match event:
+                case Stored():
+                    self._held.update(_hashes(event.sequence_hashes))
+                case Removed():
+                    self._held.difference_update(_hashes(event.sequence_hashes))
+                case _:
+                    self._held.clear()
+        return events
+
+    def cached_tokens(self, sequence_hashes: Sequence[int]) -> int:
+        """Of a prompt whose blocks have these names."""
+        blocks = 0
+        while blocks < len(sequence_hashes) and sequence_hashes[blocks] in self._held:
+            blocks += 1
+        return blocks * self.block_size
+
+
+def _hashes(data: bytes) -> list[int]:
+    hashes: list[int] = np.frombuffer(data, dtype="<u8").tolist()
+    return hashes

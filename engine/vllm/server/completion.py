@@ -1,0 +1,110 @@
+"""One request to `/v1/completions` of vLLM, and the events of its answer: token ids in, token ids out."""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.sampling import TokenLogprobs
+from engine.sequences.sequence import Sequence
+from engine.vllm.cache import salt_of
+from engine.vllm.sampling import vllm_grammar, vllm_sampling
+from engine.vllm.server.server import told
+from runtime.errors import ProtocolError
+
+PATH = "/v1/completions"
+END = b"[DONE]"
+TOKEN = "token_id:"  # how a token's id is spelled where its text would stand
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    request_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """News of a request, with the names that vLLM's core gives them."""
+
+    request_id: str
+    new_token_ids: List[int] = ()
+    new_logprobs: List[TokenLogprobs] = ()
+    finish_reason: str | None = None  # a reason that vLLM has not is an error's text
+    events: tuple[Any, ...] = ()
+    refused: bool = False  # the server says that the request is wrong
+
+
+class _Logprobs(Struct):
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+
+class _Choice(Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Chunk(Struct):
+    choices: list[_Choice]
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+def completion(
+    sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int], seeds: bool
+) -> Completion:
+    """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it.
+    seeds: whether the request keeps its own."""
+    sampling = sequence.sampling
+    body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
+    del body["detokenize"]  # its server always does
+    if not seeds:
+        del body["seed"]
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    if sampling.grammar is not None:
+        body["structured_outputs"] = vllm_grammar(sampling.grammar)
+    if (salt := salt_of(sequence.hash_seed)) is not None:
+        body["cache_salt"] = salt
+    if sequence.priority:
+        body["priority"] = -sequence.priority
+    body |= {"model": model, "prompt": prompt, "stream": True}
+    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    return Completion(sequence.request_id, msgspec.json.encode(body))
+
+
+def item_of(request_id: str, data: bytes) -> Item:
+    """What an event says. Raises ProtocolError."""
+    try:
+        choices = _chunk.decode(data).choices
+    except msgspec.DecodeError:  # an error has the place of a chunk
+        return Item(request_id, finish_reason=told(data))
+    if not choices:
+        return Item(request_id)
+    choice = choices[0]
+    if choice.token_ids is None:
+        raise ProtocolError("vLLM", "sends no token ids: this version does not know `return_token_ids`")
+    logprobs = [] if choice.logprobs is None else _scores(choice.logprobs)
+    return Item(request_id, choice.token_ids, logprobs, choice.finish_reason)
+
+
+def _scores(of: _Logprobs) -> list[TokenLogprobs]:
+    """All alternatives that are told, the sampled token among them. Raises ProtocolError."""
+    try:
+        return [
+            TokenLogprobs(
+                logprob, sorted(((_id(token), value) for token, value in top.items()), key=lambda one: -one[1])
+            )
+            for logprob, top in zip(of.token_logprobs, of.top_logprobs, strict=True)
+        ]
+    except ValueError as error:
+        raise ProtocolError("vLLM", f"log-probabilities that are none: {error}") from error
+
+
+def _id(token: str) -> int:
+    return int(token.removeprefix(TOKEN))

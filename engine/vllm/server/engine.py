@@ -1,0 +1,84 @@
+"""A vLLM server as worker/ sees an engine: sequences go in, the news of its streams come out."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from baton_proto.discovery import WorkerLoad
+from baton_proto.sampling import TokenLogprobs
+from engine.core.engine import SequenceOutput
+from engine.sequences.sequence import Sequence
+from engine.vllm.engine import VllmEngine
+from engine.vllm.server.cache import ExternalCache
+from engine.vllm.server.completion import Completion, Item, completion
+from engine.vllm.server.core import News, ServerCore
+from engine.vllm.server.gauges import step
+
+
+class ExternalEngine(VllmEngine):
+    """Others may ask the server too: their requests and blocks count in the load as its metrics told last. Event loop
+    only."""
+
+    def __init__(
+        self, core: ServerCore, cache: ExternalCache, model: str, eos_token_ids: frozenset[int], seeds: bool
+    ) -> None:
+        """model: the server's name for it. seeds: whether requests keep theirs."""
+        super().__init__(SimpleNamespace(engine_core=core), cache, eos_token_ids)
+        self._cache = cache
+        self._model = model
+        self._seeds = seeds
+        self._others = 0  # requests
+        self._alone = ""  # the request whose prompt the server computes, if there is no other one
+        self._ended = 0  # of our requests, since the metrics told last
+        self._blocks_used = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Because the server does not tell how much of a prompt it had cached, we look into our copy of its books."""
+        full = (sequence.num_tokens - 1) // self._cache.block_size  # the last token is always computed
+        sequence.hash_blocks(full, self._cache.block_size)
+        sequence.num_cached_tokens = self._cache.cached_tokens(sequence.sequence_hashes)
+        self._begun_s[sequence.request_id] = time.monotonic()  # nor when it begins
+        self._alone = "" if self._waiting or self._others else sequence.request_id
+        super().add(sequence)
+
+    def _note_step(self, outputs: News) -> None:
+        super()._note_step(outputs)
+        if (stats := outputs.scheduler_stats) is not None:
+            self._blocks_used = self._cache.num_used
+            # The metrics may still have those of ours that have ended since: too few of others are better than ghosts.
+            ours = len(self._sequences) + self._ended
+            self._others = max(0, stats.num_running_reqs + stats.num_waiting_reqs - ours)
+            self._ended = 0
+
+    def _forget(self, request_id: str) -> Sequence | None:
+        sequence = super()._forget(request_id)
+        self._ended += sequence is not None
+        return sequence
+
+    def load(self) -> WorkerLoad:
+        own = super().load()
+        return replace(own, running=own.running + self._others, blocks_used=self._blocks_used)
+
+    def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
+        """Because the server does not tell how long its steps take, a prompt that was alone is taken for one step."""
+        super()._note_prompt(sequence, item, end_s)
+        start_s, _, tokens = sequence.chunks[-1]
+        if self._alone == sequence.request_id:
+            decoding = len(self._sequences) - 1
+            self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self.context_tokens())
+
+    def _request(self, sequence: Sequence) -> Completion:
+        return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids, self._seeds)
+
+    def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
+        wanted = sequence.sampling.logprobs
+        return [] if wanted is None else [TokenLogprobs(row.logprob, row.top[:wanted]) for row in item.new_logprobs]
+
+    def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
+        return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)
+
+    def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
+        output = super()._news(sequence, item, timestamp_s)
+        return replace(output, refused=True) if output is not None and item.refused else output

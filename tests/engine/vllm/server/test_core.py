@@ -1,0 +1,136 @@
+"""Requests at a server that breaks in ways that a real one cannot be made to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from engine.vllm.server import server as server_module
+from engine.vllm.server.completion import Completion, Item
+from engine.vllm.server.core import CUT_SHORT, ServerCore
+from engine.vllm.server.server import VllmServer
+from runtime.errors import UnavailableError
+from tests.engine.vllm.server.imitation import Imitation, Say
+
+TOKEN = b'data: {"choices":[{"index":0,"text":"a","finish_reason":null,"token_ids":[5]}]}\n\n'
+LAST = b'data: {"choices":[{"index":0,"text":"b","finish_reason":"length","token_ids":[6,7]}]}\n\ndata: [DONE]\n\n'
+
+
+def saying(*parts: bytes, then_break: bool = False) -> Say:
+    async def say(answer: web.StreamResponse) -> None:
+        for part in parts:
+            await answer.write(part)
+        if then_break:
+            assert answer._req is not None
+            assert answer._req.transport is not None
+            answer._req.transport.abort()
+
+    return say
+
+
+async def forever(answer: web.StreamResponse) -> None:
+    await answer.write(TOKEN)
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def asked(say: Say) -> AsyncIterator[tuple[Imitation, ServerCore]]:
+    """A server that was asked for one completion, `r`."""
+    async with (
+        Imitation(say).serving() as imitation,
+        VllmServer(imitation.worker) as server,
+        ServerCore(server) as core,
+    ):
+        await core.add_request_async(Completion("r", b"{}"))
+        yield imitation, core
+
+
+async def until_finished(core: ServerCore) -> list[Item]:
+    items: list[Item] = []
+    async with asyncio.timeout(60):
+        while not items or items[-1].finish_reason is None:
+            items += (await core.get_output_async()).outputs
+    return items
+
+
+async def test_tokens_come_as_the_server_sends_them_wherever_its_parts_are_cut() -> None:
+    whole = TOKEN + TOKEN + LAST
+    async with asked(saying(whole[:50], whole[50:200], whole[200:])) as (_, core):
+        items = await until_finished(core)
+    assert [list(item.new_token_ids) for item in items] == [[5], [5], [6, 7]]
+    assert items[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (saying(TOKEN, then_break=True), "no vLLM at"),
+        (saying(TOKEN), CUT_SHORT),
+        (saying(TOKEN, b"data: [DONE]\n\n"), CUT_SHORT),
+        (saying(TOKEN, b'data: {"error":{"message":"the engine is tired","code":500}}\n\n'), "the engine is tired"),
+        (saying(b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'), "does not know `return_token_ids`"),
+        (saying(b"data: <html>\n\n"), "<html>"),
+    ],
+)
+async def test_a_request_that_breaks_ends_with_a_reason_while_the_server_goes_on(say: Say, reason: str) -> None:
+    async with asked(say) as (imitation, core):
+        broken = await until_finished(core)
+        assert reason in str(broken[-1].finish_reason)
+        imitation.say = saying(LAST)
+        await core.add_request_async(Completion("next", b"{}"))
+        assert (await until_finished(core))[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("status", "refused"), [(400, True), (422, True), (401, False), (503, False)])
+async def test_a_request_that_the_server_refuses_says_whether_the_request_is_wrong(status: int, refused: bool) -> None:
+    async with asked(saying(LAST)) as (imitation, core):
+        await until_finished(core)
+        imitation.refuses = status, "max_tokens is too large"
+        await core.add_request_async(Completion("next", b"{}"))
+        (last,) = await until_finished(core)
+    assert (last.finish_reason, last.refused) == ("max_tokens is too large", refused)
+
+
+async def test_an_event_without_end_is_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_EVENT_BYTES", 1000)
+    async with asked(saying(b"data: " + b"x" * 100_000)) as (_, core):
+        assert "an event of more than 1000 bytes" in str((await until_finished(core))[-1].finish_reason)
+
+
+async def test_a_stream_that_breaks_with_its_server_tells_of_the_server_first() -> None:
+    async with asked(forever) as (imitation, core):
+        async with asyncio.timeout(60):
+            while not (await core.get_output_async()).outputs:
+                pass
+        imitation.is_healthy = False
+        imitation.say = saying(TOKEN, then_break=True)
+        await core.add_request_async(Completion("next", b"{}"))
+        with pytest.raises(UnavailableError):
+            await until_finished(core)
+
+
+async def test_a_server_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_TIMEOUT_S", 0.2)
+    async with asked(forever) as (imitation, core):
+        imitation.hangs = True
+        with pytest.raises(UnavailableError, match=r"says nothing for 0\.2 s"):
+            await until_finished(core)
+
+
+async def test_an_abort_closes_the_connection_so_that_the_server_computes_no_more() -> None:
+    async with asked(forever) as (imitation, core):
+        async with asyncio.timeout(60):
+            while not (await core.get_output_async()).outputs:
+                pass
+            await core.abort_requests_async(["r"])
+            await imitation.gone.wait()
+
+
+async def test_what_others_do_at_the_server_is_told() -> None:
+    async with asked(forever) as (_, core):
+        async with asyncio.timeout(60):
+            while (stats := (await core.get_output_async()).scheduler_stats) is None:
+                pass
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage) == (3, 1, 0.25)

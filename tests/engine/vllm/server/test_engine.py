@@ -1,0 +1,170 @@
+"""What a server is sent for a request, and what a worker is told of its answers and its load."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from baton_proto.grammar import Grammar
+from baton_proto.kv_events import Cleared
+from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams, TokenLogprobs
+from engine.sequences.sequence import Sequence
+from engine.vllm.cache import salt_of
+from engine.vllm.events.stream import Lost, Message
+from engine.vllm.sampling import NOT_SERVED
+from engine.vllm.server.cache import ExternalCache
+from engine.vllm.server.completion import Item, completion, item_of
+from engine.vllm.server.core import News
+from engine.vllm.server.engine import ExternalEngine
+from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.errors import ProtocolError
+from tests.engine.vllm.events.vllm_engine import Messages
+
+BLOCK = 4
+EOS = frozenset({2})
+OTHER_VALUES: dict[str, Any] = {
+    "seed": 7,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.5,
+    "min_tokens": 2,
+    "stop_token_ids": (9,),
+    "ignore_eos": True,
+    "logprobs": 3,
+    "logit_bias": {11: -5.0},
+    "grammar": Grammar("regex", "[ab]+"),
+}
+
+
+def sequence(tokens: list[int], **sampling: Any) -> Sequence:
+    return Sequence("r/1", tokens, len(tokens), SamplingParams(**{"max_tokens": 8} | sampling))
+
+
+def body(of: Sequence, *, seeds: bool = True) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.json.decode(completion(of, of.token_ids, "theirs", EOS, seeds).body)
+    return told
+
+
+class Core:
+    """In the place of the server's: it has the news that the test puts."""
+
+    def __init__(self) -> None:
+        self.news = News()
+
+    async def get_output_async(self) -> News:
+        return self.news
+
+    async def add_request_async(self, request: Any) -> None: ...
+
+
+def engine() -> tuple[ExternalEngine, Core, ExternalCache]:
+    core, cache = Core(), ExternalCache(BLOCK, 100)
+    return ExternalEngine(core, cache, "theirs", EOS, True), core, cache  # type: ignore[arg-type]
+
+
+def test_every_sampling_parameter_is_sent_or_refused() -> None:
+    plain = body(sequence([3, 4]))
+    for name in PARAMETERS.keys() - {"max_tokens", *NOT_SERVED}:
+        assert body(sequence([3, 4], **{name: OTHER_VALUES[name]})) != plain, name
+
+
+def test_a_server_that_ends_at_seeds_is_sent_none() -> None:
+    sampled = sequence([3, 4], seed=7)
+    assert body(sampled)["seed"] == 7
+    assert body(sampled, seeds=False).keys() == body(sampled).keys() - {"seed"}
+
+
+def test_the_largest_values_are_in_a_form_that_the_server_takes() -> None:
+    of = sequence([3, 4], seed=MAX_SEED, logit_bias={11: -100.0})
+    of.priority = 3
+    told = body(of)
+    assert told["seed"] == MAX_SEED
+    assert told["logit_bias"] == {"11": -100.0}
+    assert told["priority"] == -3
+    assert (told["prompt"], told["model"], told["stream"], told["return_token_ids"]) == ([3, 4], "theirs", True, True)
+    assert told["stop_token_ids"] == [2]
+    assert "cache_salt" not in told
+
+
+def test_a_cache_salt_of_ours_is_one_of_theirs() -> None:
+    of = Sequence("r", [3], 1, SamplingParams(max_tokens=1), hash_seed=99)
+    assert body(of)["cache_salt"] == salt_of(99)
+
+
+def test_a_replay_sends_prompt_and_output_and_asks_for_the_rest() -> None:
+    of = Sequence("r", [3, 4, 5], 2, SamplingParams(max_tokens=8, min_tokens=3))
+    told = body(of)
+    assert (told["prompt"], told["max_tokens"], told["min_tokens"]) == ([3, 4, 5], 7, 2)
+
+
+async def test_alternatives_come_best_first_and_not_more_than_asked_for() -> None:
+    top = {"token_id:9": -3.0, "token_id:4": -0.5, "token_id:7": -1.0}
+    choice = {"token_ids": [9], "finish_reason": None, "logprobs": {"token_logprobs": [-3.0], "top_logprobs": [top]}}
+    item = item_of("r/1", msgspec.json.encode({"choices": [choice]}))
+    made, _, _ = engine()
+    made.add(of := sequence([3], logprobs=2))
+    assert made._logprobs(of, item) == [TokenLogprobs(-3.0, [(4, -0.5), (7, -1.0)])]
+
+
+@pytest.mark.parametrize("top", [[], [{"a": -1.0}], [{"token_id:x": -1.0}]])
+def test_log_probabilities_that_are_none_are_refused(top: list[Any]) -> None:
+    choice = {"token_ids": [9], "logprobs": {"token_logprobs": [-3.0], "top_logprobs": top}}
+    with pytest.raises(ProtocolError, match="log-probabilities"):
+        item_of("r", msgspec.json.encode({"choices": [choice]}))
+
+
+async def test_cached_tokens_are_those_that_events_have_told_when_the_request_left() -> None:
+    made, core, cache = engine()
+    messages = Messages()
+    tokens = list(range(10, 10 + 3 * BLOCK))
+    cache.take(Message(0, messages.payload(messages.stored([1, 2], None, tokens[: 2 * BLOCK]))))
+    for prompt, cached in (
+        ([*tokens, 1], 2 * BLOCK),
+        (tokens[: 2 * BLOCK], BLOCK),  # its last token has to be computed
+        ([1, *tokens], 0),
+    ):
+        of = sequence(prompt)
+        made.add(of)
+        core.news = News([Item("r/1", [5], finish_reason="stop")])
+        output = (await made.next_step()).outputs[0]
+        assert (output.sequence.num_cached_tokens, output.finish, output.stop_token) == (cached, "stop", 5)
+    assert cache.take(Lost("gone")) == [Cleared()]
+    names = sequence_hashes(block_hashes(np.array(tokens, dtype=np.uint32), BLOCK)).tolist()
+    assert cache.cached_tokens(names) == 0
+
+
+async def test_requests_and_blocks_of_others_count_in_the_load() -> None:
+    made, core, _ = engine()
+    made.add(sequence([3, 4]))
+    stats = SimpleNamespace(num_running_reqs=4, num_waiting_reqs=1, kv_cache_usage=0.5, iteration_details=None)
+    core.news = News(scheduler_stats=stats)
+    await made.next_step()
+    load = made.load()
+    assert (load.running + load.waiting, load.blocks_used, load.blocks_total) == (5, 50, 100)
+    core.news = News([Item("r/1", [5], finish_reason="length")])
+    await made.next_step()
+    stats.num_waiting_reqs = 1  # as of before the end of ours
+    core.news = News(scheduler_stats=stats)
+    await made.next_step()
+    assert (made.load().running, made.load().waiting, made.load().blocks_used) == (4, 0, 50)
+
+
+async def test_a_prompt_that_was_alone_is_a_timed_step_and_others_are_not() -> None:
+    made, core, _ = engine()
+    first, second = (Sequence(name, [3] * 5, 5, SamplingParams(max_tokens=8)) for name in ("a", "b"))
+    made.add(first)
+    core.news = News([Item("a", [5])])
+    await made.next_step()
+    (step,) = made.timed_steps.take()
+    assert (step.prompt_tokens, step.sequences, step.step_ms > 0) == (5, 0, True)
+    made.add(second)
+    made.add(Sequence("c", [3] * 5, 5, SamplingParams(max_tokens=8)))
+    core.news = News([Item("b", [5]), Item("c", [5])])
+    await made.next_step()
+    assert made.timed_steps.take() == []

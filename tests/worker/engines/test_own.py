@@ -1,0 +1,55 @@
+"""What a worker refuses to be put together from."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_proto.discovery import TransferEndpoint
+from baton_proto.worker import Grant
+from kvtransfer.wire.identity import check_hello, hello
+from runtime.config.serving import parse_config
+from runtime.errors import ConfigError, HandshakeError
+from tests.tiny_model import write_tiny_model
+from worker.engines.own import build_engine
+
+
+def test_a_mock_of_several_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: the mock model"):
+        build_engine(parse_config({"model": "mock", "engine": {"tensor_parallel": 4}}))
+
+
+def test_workers_with_different_forms_of_kv_refuse_each_other_at_the_handshake() -> None:
+    assembly = build_engine(parse_config({"model": "mock"}))
+    assembly.close()
+    old, new = (
+        dataclasses.replace(assembly, kv_form=f"vllm {version} CPU_ATTN AVX512") for version in ("0.31", "0.32")
+    )
+    ours = new.identity("decode", 1)
+    grant = Grant("t", "decode", 1, 1, [1], 0, 60.0, TransferEndpoint("host", "", ""))
+    check_hello(hello(new.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
+    with pytest.raises(HandshakeError, match="model_hash differs"):
+        check_hello(hello(old.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
+
+
+def test_routers_know_an_engine_that_takes_no_kv_by_a_form_of_its_own() -> None:
+    ours = build_engine(parse_config({"model": "mock"}))
+    ours.close()
+    alone = dataclasses.replace(ours, slab=None)
+    assert alone.model_hash == ours.model_hash
+    assert (ours.announced_form, alone.announced_form) == (ours.layout.dtype, f"{ours.layout.dtype} alone")
+    assert dataclasses.replace(ours, kv_form="vllm 0.31").announced_form == f"{ours.layout.dtype} vllm 0.31"
+
+
+def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:
+    def model_hash(name: str, **different: Any) -> str:
+        folder = write_tiny_model(tmp_path / name, **different)
+        config = parse_config({"model": str(folder), "engine": {"device": "cpu", "kv_memory": "2MiB", "threads": 1}})
+        assembly = build_engine(config)
+        assembly.close()
+        return assembly.identity("worker", 1).model_hash
+
+    first, same = model_hash("a"), model_hash("b")
+    assert first == same
+    assert len({first, model_hash("c", seed=1), model_hash("d", rope_theta=5e5)}) == 3

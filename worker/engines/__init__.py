@@ -1,0 +1,1 @@
+"""Engines of a worker: one row and one module each."""
