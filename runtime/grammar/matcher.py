@@ -26,6 +26,7 @@ class EndTokens:
         whole = np.zeros(num_words, dtype=np.uint32)
         for token_id in token_ids:
             whole[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self.token_ids = frozenset(token_ids)
         self.num_words = num_words
         self.at = np.flatnonzero(whole)  # the words that have such a bit: few
         self.bits: Words = whole.view(np.int32)[self.at]
@@ -114,11 +115,26 @@ def _filled(asked: Sequence[Asked], words: Words) -> list[bool]:
 
 def _read(asked: Sequence[Asked]) -> list[bool]:
     """Whether each grammar allows its new tokens. Most answers have one new token."""
-    single = [(one.matcher.inner, one.new[0]) for one in asked if len(one.new) == 1]
+    is_single = [len(one.new) == 1 and not one.matcher.inner.is_stopped() for one in asked]
+    single = [(one.matcher.inner, one.new[0]) for one, alone in zip(asked, is_single, strict=True) if alone]
     if len(single) < 2:
-        return [one.matcher.inner.consume_tokens(one.new) for one in asked]
+        return [_reads(one.matcher, one.new) for one in asked]
     read = iter(_threads().consume_token_par(single))
-    return [next(read) if len(one.new) == 1 else one.matcher.inner.consume_tokens(one.new) for one in asked]
+    return [next(read) if alone else _reads(one.matcher, one.new) for one, alone in zip(asked, is_single, strict=True)]
+
+
+def _reads(matcher: Matcher, new: list[int]) -> bool:
+    """Whether the grammar allows `new`. After its end only EOS may come, which llguidance itself refuses or ignores,
+    depending on the call: an answer that goes on after EOS (`ignore_eos`) may read it any number of times."""
+    inner, ends = matcher.inner, matcher.ends.token_ids
+    while new:
+        if inner.is_stopped():
+            return ends.issuperset(new)
+        count = next((i for i, token_id in enumerate(new, 1) if token_id in ends), len(new))
+        if not inner.consume_tokens(new[:count]):
+            return False
+        new = new[count:]
+    return True
 
 
 def _compute(asked: Sequence[Asked], words: Words) -> None:

@@ -21,9 +21,11 @@ from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 @pytest.fixture(scope="module")
 def checker(tiny_model: Path) -> Iterator[GrammarChecker]:
-    checker = GrammarChecker(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
-    yield checker
-    checker.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.grammar.checker.TIMEOUT_S", 60.0)  # other tests may hold the cores meanwhile
+        checker = GrammarChecker(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+        yield checker
+        checker.close()
 
 
 def helper_pid() -> int:
