@@ -19,7 +19,7 @@ from baton_proto.worker import TAGS
 from engine.core.engine import Engine
 from engine.loading.model_memory import LEVELS, Tensors
 from kvtransfer.slab.slab import Slab
-from router.api.sampling_options import model_defaults
+from router.api.wishes.sampling_options import model_defaults
 from router.parsing.families import MARKS
 from router.requests.request import GenerateRequest
 from router.text.tokenizer import Tokenizer

@@ -12,10 +12,8 @@ import structlog
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from router.api.dialects.dialect import Dialect
 from router.api.grpc.admin import Questions
-from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
-from router.api.http.dialect import Dialect
 from router.api.http.server import serve_http
 from router.api.http.web_pages import WebPages
 from router.api.messages import endpoints as messages_endpoints
@@ -29,7 +27,9 @@ from router.api.pages.tokenization import TokenizationEndpoints
 from router.api.responses import endpoints as responses_endpoints
 from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
-from router.api.sampling_options import chosen_defaults
+from router.api.serving.app import create_app
+from router.api.serving.grpc_api import GrpcApi
+from router.api.wishes.sampling_options import chosen_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits

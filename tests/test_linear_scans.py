@@ -17,12 +17,12 @@ from msgspec import Raw
 from tokenizers import AddedToken
 
 from baton_proto.grammar import Grammar
-from router.api.http.json_body import decode_body
-from router.api.http.openai_types import CompletionBody
-from router.api.json_shape import MAX_DEPTH, check_depth, check_shape
-from router.api.openai_tools import read_arguments, tool_use
-from router.api.sampling_options import MAX_STOP_CHARS
-from router.api.validation import seconds_of
+from router.api.dialects.json_body import decode_body
+from router.api.openai.types import CompletionBody
+from router.api.wishes.json_shape import MAX_DEPTH, check_depth, check_shape
+from router.api.wishes.sampling_options import MAX_STOP_CHARS
+from router.api.wishes.tools import read_arguments, tool_use
+from router.api.wishes.validation import seconds_of
 from router.parsing import reader
 from router.parsing.call_grammars import answer_grammar
 from router.parsing.families import TOOL_FAMILIES

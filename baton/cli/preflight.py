@@ -11,7 +11,7 @@ from engine.tiers.host_kv import check_host_kv
 from engine.vllm.arguments import check_keys, check_sharing
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
-from router.api.sampling_options import chosen_defaults
+from router.api.wishes.sampling_options import chosen_defaults
 from router.tracing.sdk import check_sdk
 from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles

@@ -14,7 +14,7 @@ from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.core.engine import Engine, SequenceOutput, StepOutput
 from engine.core.loop import EngineLoop
 from engine.sequences.sequence import Sequence as EngineSequence
-from router.api.prompts.logprobs import rows_in_parts
+from router.api.wishes.prompt_logprobs import rows_in_parts
 from router.requests.request import GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ import msgspec
 from baton.client.request import has_order
 from baton.in_process.sampling_params import SamplingParams
 from baton_proto.sampling import MAX_SEED
-from router.api.http.openai_fields import ChatMessage
-from router.api.sampling_options import NO_DEFAULTS, Options
-from router.api.validation import Call, Chat, Prompt, validate
+from router.api.openai.fields import ChatMessage
+from router.api.wishes.sampling_options import NO_DEFAULTS, Options
+from router.api.wishes.validation import Call, Chat, Prompt, validate
 from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import Finished, GenerateRequest, Piece

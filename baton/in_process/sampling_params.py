@@ -7,7 +7,7 @@ import msgspec
 
 from baton_proto import sampling
 from baton_proto.sampling import PARAMETERS
-from router.api.sampling_options import Options
+from router.api.wishes.sampling_options import Options
 from runtime.errors import InvalidRequestError
 
 

@@ -57,7 +57,7 @@ class Frontend:
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
     unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
-    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # see router/api/sampling_options.py
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # see router/api/wishes/sampling_options.py
     grammars: GrammarCheck | None = None  # None: a grammar is refused
     families: ModelFamilies = NO_FAMILIES  # how the model writes tool calls and reasoning
     grammar_lane: SideLane | None = None  # None: that of `grammars`

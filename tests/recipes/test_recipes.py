@@ -43,13 +43,13 @@ from baton_proto.sampling import Needs
 from engine.sequences.sequence import Sequence
 from engine.runners.sampler import Sampler
 from router.api.grpc.messages import options_of
-from router.api.http.openai_types import ChatBody, CompletionBody
-from router.api.http.json_body import parse_body
-from router.api.sampling_options import check_sampling
+from router.api.openai.types import ChatBody, CompletionBody
+from router.api.dialects.json_body import decode_body
+from router.api.wishes.sampling_options import check_sampling
 from runtime.errors import InvalidRequestError
 
-chat = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}', ChatBody)
-text = parse_body(b'{"model": "m", "toy": 0.5, "seed": 1, "prompt": "a"}', CompletionBody)
+chat = decode_body(b'{"model": "m", "toy": 0.5, "seed": 1, "messages": [{"role": "user", "content": "a"}]}', ChatBody)
+text = decode_body(b'{"model": "m", "toy": 0.5, "seed": 1, "prompt": "a"}', CompletionBody)
 ours = SamplingParams(toy=0.5, seed=1).options()
 for options in (options_of(pb.SamplingOptions(toy=0.5, seed=1)), chat.options(), text.options(), ours):
     params = check_sampling(options, 10)

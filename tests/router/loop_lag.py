@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from baton_proto.grammar import Grammar
-from router.api.grpc.server import GrpcApi
 from router.api.http.server import serve_http
+from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
 from runtime.config.serving import PlacementConfig, RouterConfig
 from runtime.grammar.checker import GrammarChecker

@@ -11,7 +11,7 @@ from runtime.sparing import MAX_KINDS, PERIOD_S, Sparing, SparingFilter
 FLOOD = """
 import asyncio, sys
 from pathlib import Path
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from tests.fuzz.doors.http2_frames import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, literal
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer

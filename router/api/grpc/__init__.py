@@ -1,1 +1,1 @@
-"""The public gRPC API."""
+"""The gRPC services `baton.v1.Inference` and `baton.v1.Admin`."""

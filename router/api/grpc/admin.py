@@ -17,8 +17,8 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.api.grpc.calling import metadata
 from router.api.grpc.errors import status_of
 from router.api.grpc.messages import prompt_field_of, prompt_of
-from router.api.sampling_options import check_range
-from router.api.validation import MAX_TIMEOUT_S, tokenize
+from router.api.wishes.sampling_options import check_range
+from router.api.wishes.validation import MAX_TIMEOUT_S, tokenize
 from router.requests.frontend import Frontend
 from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from router.api.validation import Call, seconds_of, tenant_of
+from router.api.wishes.validation import Call, seconds_of, tenant_of
 from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller

@@ -19,7 +19,7 @@ from router.api.grpc.connections import GrpcConnections
 from router.api.grpc.errors import status_of
 from router.api.grpc.receiving import Receiving
 from router.api.grpc.wire_size import num_fields
-from router.api.validation import IN_PLACE_BYTES
+from router.api.wishes.validation import IN_PLACE_BYTES
 from runtime.errors import BatonError, InvalidRequestError
 from runtime.side_lane import SideLane
 

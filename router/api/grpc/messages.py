@@ -11,9 +11,12 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.json_response import encode_json
-from router.api.http.openai_types import template_variables, thinking_variables
-from router.api.names import check_name
-from router.api.openai_tools import (
+from router.api.wishes.names import check_name
+from router.api.wishes.prompt_logprobs import rows_in_parts
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.structured_output import json_grammar
+from router.api.wishes.template_variables import template_variables, thinking_variables
+from router.api.wishes.tools import (
     CalledFunction,
     ToolCall,
     allowed_choice,
@@ -23,10 +26,7 @@ from router.api.openai_tools import (
     schema_object,
     tool_use,
 )
-from router.api.prompts.logprobs import rows_in_parts
-from router.api.sampling_options import Options
-from router.api.structured_output import json_grammar
-from router.api.validation import MAX_MESSAGES, Chat, Prompt, check_thinking, plain_role
+from router.api.wishes.validation import MAX_MESSAGES, Chat, Prompt, check_thinking, plain_role
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 from router.text.chat_template import Message

@@ -1,1 +1,1 @@
-"""The OpenAI HTTP API."""
+"""HTTP as a transport: connections, bodies, answers, errors; nothing of what is asked."""

@@ -6,10 +6,13 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.http.openai_fields import ABSENT, TTLS_S, CacheControl, plain_text, retention_s
-from router.api.names import Name
-from router.api.openai_tools import MAX_CALLS, plain_call
-from router.api.validation import plain_role
+from router.api.dialects.cache_fields import CacheControl
+from router.api.dialects.json_body import ABSENT
+from router.api.dialects.text_parts import plain_text
+from router.api.wishes.cache_hints import TTLS_S, retention_s
+from router.api.wishes.names import Name
+from router.api.wishes.tools import MAX_CALLS, plain_call
+from router.api.wishes.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError, shown
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from router.api.names import Name
+from router.api.wishes.names import Name
 from runtime.errors import InvalidRequestError, shown
 
 CLEARING = ("clear_tool_uses_", "clear_thinking_")

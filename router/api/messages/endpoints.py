@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 from starlette.routing import Route
 
-from router.api.http.dialect import Asked
+from router.api.dialects.dialect import Asked
+from router.api.dialects.json_body import decode_body
+from router.api.dialects.token_count import TokenCounter
 from router.api.http.errors import ErrorBody
-from router.api.http.json_body import decode_body, refuse_not_served
 from router.api.messages.answer import MessageAnswer, error_answer
 from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
 from router.api.messages.output import Message, MessageUsage, TokenCount
-from router.api.sampling_options import Options
-from router.api.token_count import TokenCounter
-from router.api.validation import Chat, Prompt
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import Chat, Prompt
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 
@@ -32,7 +32,6 @@ class MessagesDialect:
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
         body = decode_body(data, self._body)
-        refuse_not_served(body, body.not_served)
         return body.asked("messages", body.keep_s(), None), body.options(), [body.chat()]
 
     def answer(
@@ -54,5 +53,4 @@ class MessagesDialect:
 
     def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
         body = decode_body(data, self._count_body)
-        refuse_not_served(body, body.not_served)
         return body.model, body.chat()

@@ -7,16 +7,17 @@ import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.extensions import ExtendedBody
-from router.api.http.openai_fields import ABSENT, CacheControl
+from router.api.dialects.cache_fields import CacheControl
+from router.api.dialects.extensions import ExtendedBody
+from router.api.dialects.json_body import ABSENT
 from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keep_s, keeps_s
 from router.api.messages.editing import ContextManagement, Edit
-from router.api.names import Name
-from router.api.openai_tools import check_distinct, check_function, check_named, plain_tool, read_tools
-from router.api.sampling_options import Options
-from router.api.structured_output import schema_grammar
-from router.api.tool_use import ToolChoice as Choice, ToolUse
-from router.api.validation import MAX_MESSAGES, Chat, check_thinking
+from router.api.wishes.names import Name
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.structured_output import schema_grammar
+from router.api.wishes.tool_use import ToolChoice as Choice, ToolUse
+from router.api.wishes.tools import check_distinct, check_function, check_named, plain_tool, read_tools
+from router.api.wishes.validation import MAX_MESSAGES, Chat, check_thinking
 from runtime.errors import InvalidRequestError, shown
 
 CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from router.api.http.connection import KNOWN
 from router.api.http.errors import OPERATOR_KEY, client_of, error_response, unauthorized
-from router.api.validation import make_request_id
+from router.api.wishes.validation import make_request_id
 from runtime.errors import BatonError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.failed_logins import FailedLogins

@@ -11,15 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.dialects.json_body import ABSENT, unserved_fields
 from router.api.http.errors import ErrorAnswer
-from router.api.http.json_body import unserved_fields
 from router.api.http.json_response import encode_json, json_response
-from router.api.http.openai_chat import ChatCompletion
-from router.api.http.openai_completions import Completion
-from router.api.http.openai_fields import ABSENT
-from router.api.http.openai_types import ChatBody, CompletionBody
 from router.api.messages import output as messages
 from router.api.messages.fields import CountBody, MessagesBody
+from router.api.openai.chat import ChatCompletion
+from router.api.openai.completions import Completion
+from router.api.openai.types import ChatBody, CompletionBody
 from router.api.pages.tokenization import DetokenizeBody, Text, TokenizeBody, Tokens
 from router.api.responses import output as responses
 from router.api.responses.fields import ResponsesBody

@@ -1,25 +1,26 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them: the tokens of a prompt, and the text of tokens."""
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.dialects.generation import CALLER, enter_tenant
+from router.api.dialects.json_body import ABSENT, decode_body, read_soon
 from router.api.http.body import received_body
 from router.api.http.disconnect import NOBODY, until_disconnect
 from router.api.http.errors import error_response
-from router.api.http.generation import CALLER, enter_tenant
-from router.api.http.json_body import decode_body, read_soon
 from router.api.http.json_response import encode_in_slices
-from router.api.http.openai_fields import ABSENT, ChatMessage
-from router.api.http.openai_types import plain_messages, template_variables
-from router.api.names import Name
-from router.api.validation import Chat, Prompt, check_model, make_request_id, tokenize
+from router.api.openai.fields import ChatMessage, TextPart
+from router.api.openai.types import plain_messages
+from router.api.wishes.names import Name
+from router.api.wishes.template_variables import template_variables
+from router.api.wishes.validation import Chat, Prompt, check_model, make_request_id, tokenize
 from router.requests.frontend import Frontend
 from router.text.text_encoder import TokenIds
 from runtime.errors import InvalidRequestError
@@ -30,6 +31,8 @@ IN_PLACE_TOKENS = 1024  # answers about more are made in the side lane
 
 class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of `prompt` and `messages`."""
+
+    inner: ClassVar[Mapping[str, type[Struct]]] = {"messages": ChatMessage, "content": TextPart}
 
     model: Name | None = None
     prompt: str | None = None

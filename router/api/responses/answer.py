@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import UNSET, Struct
 
 from router.api.http.errors import ErrorBody
-from router.api.http.openai_chat import TokenLogprob, token_logprobs
+from router.api.openai.chat import TokenLogprob, token_logprobs
 from router.api.responses.output import (
     ArgumentsEvent,
     Incomplete,

@@ -12,21 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
-from router.api.held_bytes import held_bytes
-from router.api.http.dialect import Asked
+from router.api.dialects.dialect import Asked
+from router.api.dialects.generation import enter_tenant
+from router.api.dialects.token_count import TokenCounter
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
-from router.api.http.generation import enter_tenant
-from router.api.http.json_body import refuse_not_served
 from router.api.http.json_response import encode_json, json_response
-from router.api.openai_tools import plain_call
 from router.api.responses.answer import ResponseAnswer, text_of
 from router.api.responses.fields import ResponsesBody, read_responses_body
 from router.api.responses.output import InputTokens, OutputItem, Response
 from router.api.responses.store import Conversation, ResponseStore
 from router.api.responses.tools import INPUT, CalledAs, ClientTools, Warned
-from router.api.sampling_options import Options
-from router.api.token_count import TokenCounter
-from router.api.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
+from router.api.wishes.held_bytes import held_bytes
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.tools import plain_call
+from router.api.wishes.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
@@ -68,7 +67,6 @@ class ResponsesDialect:
 
     def _decoded(self, data: bytes) -> tuple[ResponsesBody, Sequence[Warned]]:
         body, unknown = read_responses_body(data, self._is_strict)
-        refuse_not_served(body, body.not_served)
         return body, unknown
 
     def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:

@@ -7,15 +7,17 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.extensions import ExtendedBody
-from router.api.http.json_body import SHOWN_CHARS, decode_body, served_fields
-from router.api.http.openai_fields import ABSENT, RETENTIONS_S, CacheOptions, retention_s, session_keep_s
-from router.api.http.openai_types import ChatBody, CompletionBody, thinking_variables, verbosity_variables
-from router.api.names import Name
+from router.api.dialects.cache_fields import CacheOptions
+from router.api.dialects.extensions import ExtendedBody
+from router.api.dialects.json_body import ABSENT, SHOWN_CHARS, decode_body, served_fields
+from router.api.openai.types import ChatBody, CompletionBody
 from router.api.responses.items import Conversation, Item
 from router.api.responses.tools import MAX_WARNED, ClientTools, Warned, client_tools
-from router.api.sampling_options import Options
-from router.api.structured_output import schema_grammar
+from router.api.wishes.cache_hints import RETENTIONS_S, retention_s, session_keep_s
+from router.api.wishes.names import Name
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.structured_output import schema_grammar
+from router.api.wishes.template_variables import thinking_variables, verbosity_variables
 from runtime.errors import InvalidRequestError, UnknownFieldError, nearest, shown
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
@@ -186,7 +188,7 @@ def read_responses_body(data: bytes, is_strict: bool) -> tuple[ResponsesBody, li
     body = decode_body(data, _TolerantBody)
     unknown = [name for name in msgspec.json.decode(data, type=dict[str, Raw]) if not hasattr(body, name)]
     for name in unknown:
-        near = nearest(name, served_fields(ResponsesBody, ResponsesBody))
+        near = nearest(name, served_fields(ResponsesBody))
         if near or name in _OF_OTHER_APIS:
             raise UnknownFieldError(name[:SHOWN_CHARS], near)
     return body, [Warned(name[:SHOWN_CHARS], "is not known here and is left out") for name in unknown[:MAX_WARNED]]

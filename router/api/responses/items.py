@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from router.api.http.openai_fields import plain_text, with_refusals
-from router.api.names import Name
-from router.api.openai_tools import MAX_CALLS, plain_call, read_arguments
+from router.api.dialects.text_parts import plain_text, with_refusals
 from router.api.responses.tools import INPUT, MAX_WARNED, CalledAs, Warned
-from router.api.validation import plain_role
+from router.api.wishes.names import Name
+from router.api.wishes.tools import MAX_CALLS, plain_call, read_arguments
+from router.api.wishes.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError, shown
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.api.http.openai_chat import TokenLogprob
+from router.api.openai.chat import TokenLogprob
 from router.api.responses.tools import Warned
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.openai_tools import (
+from router.api.wishes.tool_use import ToolChoice, ToolUse
+from router.api.wishes.tools import (
     MAX_TOOLS,
     allowed_tools,
     check_function,
@@ -18,7 +19,6 @@ from router.api.openai_tools import (
     plain_tool,
     read_tools,
 )
-from router.api.tool_use import ToolChoice, ToolUse
 from runtime.errors import InvalidRequestError, shown
 
 MAX_WARNED = 16  # of each kind

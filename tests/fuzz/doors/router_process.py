@@ -11,8 +11,8 @@ from pathlib import Path
 import uvloop
 
 from baton_proto.generated import inference_pb2 as pb
-from router.api.grpc.server import GrpcApi
 from router.api.http.server import serve_http
+from router.api.serving.grpc_api import GrpcApi
 from runtime.config.serving import LoggingConfig
 from runtime.security.secret import Secret
 from runtime.telemetry.logging import configure_logging

@@ -8,8 +8,7 @@ from pathlib import Path
 import pydantic
 from starlette.types import ASGIApp
 
-from router.api.http.app import create_app
-from router.api.http.dialect import Dialect
+from router.api.dialects.dialect import Dialect
 from router.api.http.server import HttpServer, serve_http
 from router.api.messages import endpoints as messages_endpoints
 from router.api.messages.endpoints import MessagesDialect
@@ -17,6 +16,7 @@ from router.api.pages.tokenization import TokenizationEndpoints
 from router.api.responses import endpoints as responses_endpoints
 from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
+from router.api.serving.app import create_app
 from router.parsing.parsing import ModelFamilies
 from router.requests.frontend import Frontend
 from runtime.grammar.compiler import GrammarCompiler

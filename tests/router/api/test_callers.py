@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
+from router.api.serving.app import create_app
+from router.api.serving.grpc_api import GrpcApi
 from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import key_name, parse_callers

@@ -15,7 +15,7 @@ import pytest
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from baton_proto.grammar import Grammar, GrammarVerdict
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Frontend
 from router.text.segment_cache import Unfinished

@@ -14,9 +14,9 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.worker import Delta, Submit
-from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
+from router.api.serving.app import create_app
+from router.api.serving.grpc_api import GrpcApi
 from router.text.tokenizer import Tokenizer
 from router.workers.account import LoadView
 from tests.router.http_client import CHAT

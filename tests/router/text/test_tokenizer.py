@@ -115,7 +115,7 @@ def test_threads_may_share_it(tokenizer: Tokenizer) -> None:
 
 def test_the_apis_need_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, router.api.http.app, router.api.grpc.server;"
+        "import sys, router.api.serving.app, router.api.serving.grpc_api;"
         " sys.exit(not {'torch', 'transformers'}.isdisjoint(sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=110)

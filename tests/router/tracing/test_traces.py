@@ -15,12 +15,12 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pip 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.api.grpc.server import GrpcApi
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.api.messages import endpoints as messages
 from router.api.responses import endpoints as responses
 from router.api.responses.store import ResponseStore
+from router.api.serving.app import create_app
+from router.api.serving.grpc_api import GrpcApi
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import RequestTally
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -29,7 +29,7 @@ from router.tracing.traces import Traces, over_http
 from runtime.config.serving import TracesConfig
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
-from tests.router.api.grpc.test_server import status
+from tests.router.api.serving.test_grpc_api import status
 from tests.router.http_client import CHAT, COMPLETION, USER
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer

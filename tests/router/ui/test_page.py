@@ -10,8 +10,8 @@ import pytest
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
+from router.api.serving.app import create_app
 from runtime.security.secret import Secret
 from tests.browser import Browser, Tab, browsing, needs_browser
 from tests.planner.live import planned_service

@@ -12,7 +12,7 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc import connections
 from router.api.grpc.connections import GrpcConnections, _peer_of, _sockets_at
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer

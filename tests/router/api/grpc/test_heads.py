@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from runtime.security.grpc_bearer import MAX_HEAD_BYTES
 from tests.fuzz.doors.http2_frames import END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame, literal
 from tests.router.operator_questions import make_questions

@@ -10,7 +10,7 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc import receiving
 from router.api.grpc.receiving import Receiving
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
 from runtime.errors import OverloadedError
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES

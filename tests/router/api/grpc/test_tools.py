@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
-from router.api.grpc.server import GrpcApi
+from router.api.serving.grpc_api import GrpcApi
 from router.parsing.parsing import ModelFamilies
 from runtime.calls.answer import Answer
 from runtime.calls.router import Client

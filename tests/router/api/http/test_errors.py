@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api.http.app import create_app
 from router.api.http.server import HttpServer, serve_http
+from router.api.serving.app import create_app
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
 from runtime.grammar.compiler import GrammarCompiler
 from tests.clock import Clock

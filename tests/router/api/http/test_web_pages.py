@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.api.http.web_pages import WebPages
+from router.api.serving.app import create_app
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.http_client import COMPLETION

@@ -5,10 +5,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.api.http.app import create_app
 from router.api.http.server import serve_http
 from router.api.pages import openapi
 from router.api.pages.tokenization import IN_PLACE_TOKENS, TokenizationEndpoints
+from router.api.serving.app import create_app
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.http_client import USER

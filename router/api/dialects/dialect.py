@@ -1,0 +1,87 @@
+"""What the protocols for text over HTTP say differently. All of them ask for the same request."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from router.api.http.errors import ErrorBody
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import Prompt
+from router.requests.request import Finished, GenerateRequest, Piece
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a body says beside its prompts and its options."""
+
+    prompt_field: str  # its name of the prompt
+    model: str | None
+    stream: bool
+    add_special_tokens: bool = True  # to prompts that are texts
+    priority: int = 0
+    cache_salt: str = ""
+    keep_s: float = 0.0  # for how long the prompts shall stay cached
+    drop_cache: bool = False
+    form: Any = None  # what the dialect wants to know when it answers
+
+
+class PromptAnswer(Protocol):
+    """What an answer shows of its prompts. One of the two goes before each piece; others may run between their
+    results."""
+
+    def prompt_chunks(self, piece: Piece) -> Iterable[Struct]:
+        """The events of a prompt, at the first piece of its choice."""
+        ...
+
+    def add_prompt(self, piece: Piece) -> Iterable[None]:
+        """Collects a prompt for the whole answer, part by part."""
+        ...
+
+
+class Answer(Protocol):
+    """One HTTP request's output in a dialect. A streamed answer is made of `chunks` and `ending`, a whole one of `add`
+    and `whole`."""
+
+    @property
+    def of_prompts(self) -> PromptAnswer | None:
+        """None: the request does not want its prompts shown."""
+        ...
+
+    def chunks(self, piece: Piece) -> Iterable[Struct]:
+        """The events of a piece."""
+        ...
+
+    def ending(self, finished: Finished) -> Iterable[Struct]:
+        """The events after the last piece."""
+        ...
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        """The last event of a stream that fails."""
+        ...
+
+    def add(self, piece: Piece) -> None:
+        """Collects a piece for the whole answer."""
+        ...
+
+    def whole(self, finished: Finished) -> Any: ...
+
+
+class Dialect(Protocol):
+    """One endpoint for text: how it reads a body, answers and refuses."""
+
+    @property
+    def named_events(self) -> bool:
+        """Events carry the name that their field `type` has. Without names, `[DONE]` ends a stream."""
+        ...
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        """All that can be said without the model, on any thread. Raises InvalidRequestError."""
+        ...
+
+    def answer(
+        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+    ) -> Answer: ...
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
+        """The body of a refusal."""
+        ...

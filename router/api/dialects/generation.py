@@ -1,0 +1,193 @@
+"""One HTTP request for text, from its body to its last event, in whatever dialect."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from router.api.dialects.dialect import Answer, Asked, Dialect, PromptAnswer
+from router.api.dialects.json_body import read_soon
+from router.api.http.body import received_body
+from router.api.http.disconnect import until_disconnect
+from router.api.http.errors import describe, error_response
+from router.api.http.json_response import json_response
+from router.api.http.server_sent_events import EventStream
+from router.api.wishes.held_bytes import prompt_bytes
+from router.api.wishes.prompt_logprobs import check_call
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import Call, Prompt, make_request_id, seconds_of, tenant_of, validate
+from router.requests.body_budget import FREE_BYTES, Hold
+from router.requests.fan_out import generate_all
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.security.callers import ANYONE
+from runtime.side_lane import TENANT
+
+REQUEST_ID_HEADER = "x-request-id"
+TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
+FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
+CALLER = "baton.caller"  # who shows the key of a request; a key of its scope
+TENANT_HEADER = "x-baton-tenant"
+
+Items = AsyncGenerator[Piece | Finished, None]
+
+_Read = tuple[Asked, Options, Sequence[Prompt], int]
+"""The last one: what a long body's prompts take in memory, in bytes."""
+
+log = structlog.get_logger()
+
+
+class GenerationEndpoint:
+    """An ASGI application, because it watches the connection while it generates."""
+
+    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
+        self._frontend = frontend
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = Request(scope, receive)
+        shown_id, work_id = make_request_id(None)
+        try:
+            shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
+            tenant = enter_tenant(http)
+            with self._frontend.bodies.hold(tenant) as held:
+                data = await received_body(http, self._frontend.max_body_bytes, held)
+                answered = self._answer(http, send, data, held, shown_id, work_id, tenant)
+                del data  # it is decoded, and gone
+                await until_disconnect(receive, answered)
+            self._frontend.answered("http", "200", None)
+        except ClientDisconnect:
+            log.debug("client disconnected", request_id=work_id)
+        except Exception as error:
+            response = error_response(error, shown_id, self._dialect.error)
+            self._frontend.answered("http", str(response.status_code), error)
+            await response(scope, receive, send)
+
+    async def _answer(
+        self, http: Request, send: Send, data: bytes, held: Hold, shown_id: str, work_id: str, tenant: str
+    ) -> None:
+        timeout_s = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER))
+        asked, options, prompts, num_bytes = await self._read(data, tenant, timeout_s)
+        del data
+        held.become(num_bytes)
+        requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
+        answer = self._dialect.answer(asked, options, shown_id, tenant, requests)
+        streamed = asked.stream
+        del asked, prompts  # from here on their tokens are enough
+        held.become(0)
+        items = generate_all(self._frontend.generator, requests)
+        if streamed:
+            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
+            if answer.of_prompts is not None:
+                items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
+            await _send_events(events, items, answer, shown_id)
+        else:
+            if answer.of_prompts is not None:
+                items = _prompts_first(items, partial(_add_prompt, answer.of_prompts))
+            whole = await _collect(items, answer)
+            await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(http.scope, http.receive, send)
+
+    async def _read(self, data: bytes, tenant: str, timeout_s: float | None) -> _Read:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        return await read_soon(self._frontend.lane, deadline_s, self._weighed, data, tenant)
+
+    def _weighed(self, data: bytes, tenant: str) -> _Read:
+        asked, options, prompts = self._dialect.read(data, tenant)
+        return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
+
+    async def _validate(
+        self,
+        asked: Asked,
+        options: Options,
+        prompts: Sequence[Prompt],
+        work_id: str,
+        timeout_s: float | None,
+        tenant: str,
+        http: Request,
+    ) -> list[GenerateRequest]:
+        """One request per prompt."""
+        requests = []
+        for position, prompt in enumerate(prompts):
+            alone = len(prompts) == 1
+            request_id = work_id if alone else f"{work_id}-{position}"
+            call = Call(
+                request_id=request_id,
+                prompt_field=asked.prompt_field if alone else f"{asked.prompt_field}[{position}]",
+                add_special_tokens=asked.add_special_tokens,
+                model=asked.model,
+                priority=asked.priority,
+                caller=http.scope.get(CALLER, ANYONE),
+                tenant=tenant,
+                cache_salt=asked.cache_salt,
+                keep_cache_s=asked.keep_s,
+                drop_cache=asked.drop_cache,
+                timeout_s=timeout_s,
+                first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
+            )
+            requests.append(await validate(self._frontend, call, prompt, options))
+            if not alone:
+                await asyncio.sleep(0)  # others need not wait for all prompts of a call
+        check_call(options.name_of("prompt_logprobs"), requests)
+        return requests
+
+
+def enter_tenant(http: Request) -> str:
+    """The tenant of a request, which the current task serves from now on. Raises InvalidRequestError."""
+    tenant = tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
+    TENANT.set(tenant)
+    return tenant
+
+
+async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:
+    async with aclosing(items):
+        async for item in items:
+            if not isinstance(item, Finished):
+                await show(item)
+            yield item
+
+
+async def _send_prompt(events: EventStream, answer: PromptAnswer, piece: Piece) -> None:
+    for chunk in answer.prompt_chunks(piece):
+        events.add(chunk)
+        await events.flush()
+        await asyncio.sleep(0)
+
+
+async def _add_prompt(answer: PromptAnswer, piece: Piece) -> None:
+    for _ in answer.add_prompt(piece):
+        await asyncio.sleep(0)
+
+
+async def _collect(items: Items, answer: Answer) -> object:
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Finished):
+                return answer.whole(item)
+            answer.add(item)
+    raise AssertionError("a stream without an end")
+
+
+async def _send_events(events: EventStream, items: Items, answer: Answer, request_id: str) -> None:
+    """An error before the first event is raised; a later one becomes the last event, without `[DONE]`.
+
+    The last event of a choice is written together with the next event, which is the end of the stream as a rule.
+    """
+    try:
+        async with aclosing(items):
+            async for item in items:
+                for chunk in answer.ending(item) if isinstance(item, Finished) else answer.chunks(item):
+                    events.add(chunk)
+                if isinstance(item, Piece) and item.finish_reason is None:
+                    await events.flush()
+        events.add_done()
+    except Exception as error:
+        if not events.begun:
+            raise
+        events.add(answer.failure(*describe(error, request_id)))
+    await events.end()

@@ -1,0 +1,233 @@
+"""The Open Inference Protocol (KServe v2): text and token ids as tensors, for clients that speak it, such as Triton's.
+
+A request becomes what the other APIs make of theirs; nothing of it goes another way to the engine.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton_proto.generated import open_inference_pb2 as pb, open_inference_pb2_grpc as pb_grpc
+from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
+from router.api.grpc.errors import Status, status_of
+from router.api.kserve.infer_request import ANY, INPUTS, OUTPUTS, STREAM, Wish, read_wish
+from router.api.kserve.tensors import add_output
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import make_request_id, validate
+from router.requests.fan_out import pieces_of
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.errors import BatonError, InvalidRequestError, UnknownModelError, shown
+from runtime.telemetry.metrics import version
+
+VERSION: Final = "1"
+PLATFORM: Final = "baton"
+MAX_AT_ONCE: Final = 64  # requests of a stream; further ones are not read
+FINAL: Final = "triton_final_response"
+NO_OPTIONS: Final = Options(given={})
+MAX_ID_CHARS: Final = 128  # of an id that is refused, and told
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KserveService(pb_grpc.GRPCInferenceServiceServicer):
+    """Method names are the protocol's."""
+
+    def __init__(self, frontend: Frontend, calls: Calls) -> None:
+        self._frontend = frontend
+        self._calls = calls
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(  # noqa: N802
+        self, request: pb.ServerReadyRequest, context: Context
+    ) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._frontend.not_ready() is None)
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
+        served = request.name == self._frontend.model and request.version in ("", VERSION)
+        return pb.ModelReadyResponse(ready=served and self._frontend.not_ready() is None)
+
+    async def ServerMetadata(  # noqa: N802
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name=PLATFORM, version=version())
+
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, context: Context
+    ) -> pb.ModelMetadataResponse:
+        try:
+            self._check_model(request.name, request.version)
+        except InvalidRequestError as error:
+            await _abort(context, status_of(error, ""))
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        return pb.ModelMetadataResponse(
+            name=self._frontend.model,
+            versions=[VERSION],
+            platform=PLATFORM,
+            inputs=[tensor(name=name, datatype=kind, shape=[size]) for name, (kind, size) in INPUTS.items()],
+            outputs=[tensor(name=name, datatype=kind, shape=[ANY]) for name, kind in OUTPUTS.items()],
+        )
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
+        with self._calls.running():
+            shown_id, work_id = make_request_id(None)
+            try:
+                shown_id, work_id = self._ids(request, context)
+                wish, wanted = await self._read(request, context, work_id)
+                named = request.id
+                del request  # nothing but its tokens is held while they are answered
+                if wish.stream:
+                    raise InvalidRequestError(STREAM, "is true, and ModelInfer answers once; ModelStreamInfer streams")
+                answer = await self._whole(named, wish, wanted)
+                self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
+                return answer
+            except Exception as error:
+                status = status_of(error, shown_id)
+                self._frontend.answered("grpc", status.code.name, error)
+            await _abort(context, status)
+            raise AssertionError("abort raises")
+
+    async def ModelStreamInfer(  # noqa: N802
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """When the server has no room for further messages, the requests that it has read are answered, and the stream
+        ends with the reason."""
+        refused: BatonError | None = None
+        places, writing = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Lock()
+        with self._calls.running():
+            async with asyncio.TaskGroup() as group:
+                try:
+                    async for request in requests:
+                        await places.acquire()
+                        task = group.create_task(self._answer(request, context, writing))
+                        del request
+                        task.add_done_callback(lambda _: places.release())
+                except BatonError as error:
+                    refused = error
+        if refused is not None:
+            await _abort(context, status_of(refused, ""))
+
+    async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
+        """One request of a stream."""
+        shown_id, work_id = make_request_id(None)
+        named = request.id
+
+        async def write(response: pb.ModelInferResponse) -> None:
+            async with writing:
+                await context.write(pb.ModelStreamInferResponse(infer_response=response))
+
+        try:
+            shown_id, work_id = self._ids(request, context)
+            wish, wanted = await self._read(request, context, work_id)
+            del request  # nothing but its tokens is held while they are answered
+            async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
+                if not wish.stream:
+                    await write(_last(await self._whole(named, wish, wanted), final=not wish.empty_final))
+                else:
+                    await self._pieces(named, wish, wanted, write)
+                if wish.empty_final:
+                    await write(_last(self._response(named), final=True))
+        except grpc.aio.InternalError:
+            return  # the caller left while we wrote
+        except Exception as error:
+            unread = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+            status = unread if isinstance(error, TimeoutError) else status_of(error, shown_id)
+            self._frontend.answered("grpc", status.code.name, error)
+            response = self._response(named[:MAX_ID_CHARS])
+            failed = pb.ModelStreamInferResponse(error_message=status.details, infer_response=response)
+            with contextlib.suppress(grpc.aio.InternalError):
+                async with writing:
+                    await context.write(failed)
+            return
+        self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _ids(self, request: pb.ModelInferRequest, context: Context) -> tuple[str, str]:
+        """As make_request_id."""
+        return make_request_id(request.id or metadata(context, REQUEST_ID_METADATA), "id")
+
+    async def _read(
+        self, request: pb.ModelInferRequest, context: Context, work_id: str
+    ) -> tuple[Wish, GenerateRequest]:
+        """Raises what validation raises. The wish comes without its prompt and its options, which may be long."""
+        self._check_model(request.model_name, request.model_version)
+        left_s = context.time_remaining()
+        wish = read_wish(request, self._frontend.generator.limits().max_model_len)
+        timeouts_s = [limit for limit in (left_s, wish.timeout_s) if limit is not None]
+        call = self._calls.admit(
+            context,
+            work_id,
+            prompt_field=wish.prompt_field,
+            model=request.model_name,
+            timeout_s=min(timeouts_s) if timeouts_s else None,
+        )
+        wanted = await validate(self._frontend, call, wish.prompt, wish.options)
+        return msgspec.structs.replace(wish, prompt="", options=NO_OPTIONS), wanted
+
+    def _check_model(self, name: str, wanted: str) -> None:
+        """Raises UnknownModelError and InvalidRequestError."""
+        if name != self._frontend.model:
+            raise UnknownModelError(name, [self._frontend.model])
+        if wanted not in ("", VERSION):
+            raise InvalidRequestError("model_version", f"is {shown(wanted)}; there is {VERSION} alone")
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    async def _whole(self, request_id: str, wish: Wish, wanted: GenerateRequest) -> pb.ModelInferResponse:
+        num_choices = len(wanted.sampling)
+        texts, ids, reasons = [""] * num_choices, [list[int]() for _ in range(num_choices)], [""] * num_choices
+        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+            async for item in pieces:
+                if isinstance(item, Piece):
+                    texts[item.index] += item.text
+                    ids[item.index] += item.token_ids
+                    reasons[item.index] = item.finish_reason or ""
+        return self._response(request_id, wish, texts, reasons, ids)
+
+    async def _pieces(self, request_id: str, wish: Wish, wanted: GenerateRequest, write: Any) -> None:
+        left = len(wanted.sampling)
+        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+            async for item in pieces:
+                if isinstance(item, Finished) or not (item.text or item.token_ids or item.finish_reason):
+                    continue
+                left -= item.finish_reason is not None
+                response = self._response(request_id, wish, [item.text], [item.finish_reason or ""], [item.token_ids])
+                response.parameters["index"].int64_param = item.index
+                await write(_last(response, final=not left and not wish.empty_final))
+
+    def _response(
+        self,
+        request_id: str,
+        wish: Wish | None = None,
+        texts: list[str] | None = None,
+        reasons: list[str] | None = None,
+        ids: list[list[int]] | None = None,
+    ) -> pb.ModelInferResponse:
+        response = pb.ModelInferResponse(model_name=self._frontend.model, model_version=VERSION, id=request_id)
+        if wish is None or texts is None or reasons is None or ids is None:
+            return response
+        flat = [token_id for one in ids for token_id in one]
+        values: dict[str, list[Any]] = dict(zip(OUTPUTS, (texts, reasons, flat, [*map(len, ids)]), strict=True))
+        for name, datatype in OUTPUTS.items():
+            if name in wish.outputs:
+                add_output(response, name, datatype, values[name])
+        return response
+
+
+def _last(response: pb.ModelInferResponse, *, final: bool) -> pb.ModelInferResponse:
+    """Says whether it is the last one of its request, as Triton does."""
+    response.parameters[FINAL].bool_param = final
+    return response
+
+
+async def _abort(context: Context, status: Status) -> None:
+    await context.abort(status.code, status.details, tuple(status.trailing_metadata))

@@ -1,0 +1,175 @@
+"""What the answers of both OpenAI endpoints have in common."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec import UNSET, Struct, UnsetType
+
+from router.api.dialects.dialect import Asked, PromptAnswer
+from router.api.dialects.json_body import decode_body
+from router.api.http.errors import ErrorBody, openai_form
+from router.api.openai.shown_prompt import NO_WISH, PromptWish, ShownPrompt
+from router.api.openai.types import GenerationBody
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import Prompt
+from router.requests.frontend import Frontend
+from router.requests.request import Finished, GenerateRequest, Piece
+from router.text.tokenizer import Tokenizer
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class Heading(Struct, frozen=True):
+    """First fields of every answer and chunk."""
+
+    id: str
+    model: str
+    created: int
+
+    @classmethod
+    def new(cls, prefix: str, request_id: str, model: str) -> "Heading":
+        return cls(f"{prefix}-{request_id}", model, int(time.time()))
+
+
+class Wanted(Struct, frozen=True):
+    """What an answer is to tell."""
+
+    num_choices: int
+    logprobs: bool = False
+    usage: bool = False  # at the end of a stream
+    prompt_lengths: Sequence[int] = ()  # tokens of each; empty: the chunks of a stream tell no usage so far
+    prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
+    shown: Sequence[ShownPrompt] = ()  # one per choice; empty: prompts are not shown
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index * len(self.prompts) // self.num_choices]
+
+    def prompt_length_of(self, index: int) -> int:
+        return self.prompt_lengths[index * len(self.prompt_lengths) // self.num_choices]
+
+
+class RunningUsage:
+    """What the chunks of a stream but the last say of usage: nothing, null, or how far their choice has come."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._none: UnsetType | None = None if wanted.usage else UNSET
+        self._num_told = [0] * wanted.num_choices  # tokens
+
+    def add(self, piece: Piece) -> None:
+        if self._wanted.prompt_lengths:
+            self._num_told[piece.index] += len(piece.token_ids)
+
+    def of(self, index: int) -> Usage | UnsetType | None:
+        if not self._wanted.prompt_lengths:
+            return self._none
+        num_prompt, num_told = self._wanted.prompt_length_of(index), self._num_told[index]
+        return Usage(num_prompt, num_told, num_prompt + num_told)
+
+
+class OpenAIAnswer(Protocol):
+    """An answer of either endpoint."""
+
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None: ...
+
+    @property
+    def of_prompts(self) -> PromptAnswer | None: ...
+
+    def chunks(self, piece: Piece) -> Iterable[Struct]: ...
+
+    def ending(self, finished: Finished) -> Iterable[Struct]: ...
+
+    def failure(self, status: int, error: ErrorBody) -> Struct: ...
+
+    def add(self, piece: Piece) -> None: ...
+
+    def whole(self, finished: Finished) -> Any: ...
+
+
+class _Form(Struct, frozen=True):
+    """What the answer says of the request."""
+
+    include_usage: bool
+    running_usage: bool
+    token_ids: bool
+    wish: PromptWish
+    texts: Sequence[str | None]  # of the prompts; None: given as tokens, or a chat
+
+
+class OpenAIDialect:
+    """One of the two endpoints, which differ in their types alone."""
+
+    named_events = False
+
+    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[OpenAIAnswer], prefix: str) -> None:
+        """`prefix`: of the answer's id."""
+        self._frontend = frontend
+        self._body = body
+        self._answer = answer
+        self._prefix = prefix
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        """Raises InvalidRequestError."""
+        body = decode_body(data, self._body)
+        options, prompts = body.options(), body.prompts()
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        asked = Asked(
+            prompt_field=body.prompt_field,
+            model=body.model,
+            stream=bool(body.stream),
+            add_special_tokens=body.add_special_tokens is not False,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            keep_s=body.keep_s,
+            drop_cache=bool(body.drop_cache),
+            form=_Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts),
+        )
+        return asked, options, prompts
+
+    def answer(
+        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+    ) -> OpenAIAnswer:
+        heading = Heading.new(self._prefix, request_id, self._frontend.model)
+        form: _Form = asked.form
+        num_choices = sum(len(request.sampling) for request in requests)
+        prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []
+        shown = [] if form.wish is NO_WISH else self._shown(form, requests)
+        lengths = [len(request.prompt) for request in requests] if form.running_usage else []
+        wanted = Wanted(num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown)
+        return self._answer(heading, self._frontend.tokenizer, wanted)
+
+    def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
+        """One per choice."""
+        return [
+            ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish)
+            for request, text in zip(requests, form.texts, strict=True)
+            for _ in request.sampling
+        ]
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
+        return openai_form(status, error, request_id)
+
+
+def usage_of(finished: Finished) -> Usage:
+    return Usage(
+        finished.prompt_tokens,
+        finished.completion_tokens,
+        finished.prompt_tokens + finished.completion_tokens,
+        PromptTokensDetails(finished.cached_tokens),
+    )

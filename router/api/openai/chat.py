@@ -1,0 +1,259 @@
+"""Answers of /v1/chat/completions: one whole object, or chunks. Shapes as OpenAI documents them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from baton_proto.sampling import TokenLogprobs
+from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.openai.answers import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
+from router.api.openai.shown_prompt import Detail, JsonLists, finite
+from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
+from router.requests.request import Finished, Parsed, Piece
+from router.text.tokenizer import Tokenizer
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(Struct):
+    content: list[TokenLogprob] = []
+    refusal: None = None
+
+
+class Function(Struct):
+    arguments: str = ""
+    name: str | UnsetType = UNSET
+
+
+class Call(Struct):
+    """Of a message; of a delta, a piece of one, whose first names id, type and function."""
+
+    function: Function
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Message(Struct):
+    content: str | None = ""
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, under the name that newer clients read
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Choice(Struct):
+    index: int
+    message: Message
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    object: str = "chat.completion"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
+
+
+class Delta(Struct, frozen=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None  # with include_usage alone: null in all chunks but the last
+    object: str = "chat.completion.chunk"
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk
+
+
+class ChatAnswer:
+    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
+        self._heading = heading
+        self._tokenizer = tokenizer
+        self._wanted = wanted
+        self._usage_so_far = RunningUsage(wanted)
+        self._prompt: Sequence[int] | UnsetType = wanted.prompt_of(0) if wanted.prompts else UNSET
+        self._choices = [
+            Choice(
+                *(index, Message(), ChoiceLogprobs() if wanted.logprobs else None),
+                token_ids=[] if wanted.prompts else UNSET,
+            )
+            for index in range(wanted.num_choices)
+        ]
+        self._begun: set[int] = set()
+        self._reasoning_tokens: int | None = None  # None: nothing was taken apart
+        self._lists = [JsonLists() for _ in range(wanted.num_choices)]  # log-probabilities of each choice
+        self._prompt_lists: JsonLists | None = None
+
+    @property
+    def of_prompts(self) -> "ChatAnswer | None":
+        return self if self._wanted.shown else None
+
+    def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
+        """None: the body refuses what would be shown."""
+        return iter(())
+
+    def add_prompt(self, piece: Piece) -> Iterator[None]:
+        """All choices have the same prompt, which comes with the first piece of all."""
+        if self._prompt_lists is None:
+            self._prompt_lists = JsonLists()
+            for part in self._wanted.shown[0].parts(piece.prompt_logprobs):
+                self._prompt_lists.add("prompt_logprobs", part.details)
+                yield
+
+    def chunks(self, piece: Piece) -> Iterator[Struct]:
+        if piece.index not in self._begun:
+            first = ChunkChoice(piece.index, Delta(role="assistant", content=""))
+            yield self._chunk(first, UNSET if self._begun else self._prompt)
+            self._begun.add(piece.index)
+        self._usage_so_far.add(piece)
+        logprobs = self._logprobs(piece) if self._wanted.logprobs else None
+        token_ids = piece.token_ids if self._wanted.prompts else UNSET
+        for delta in self._deltas(piece):
+            yield self._chunk(ChunkChoice(piece.index, delta, logprobs, token_ids=token_ids))
+            logprobs, token_ids = None, UNSET
+        if (logprobs and logprobs.content) or token_ids:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs, token_ids=token_ids))
+        if piece.finish_reason is not None:
+            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+
+    def _deltas(self, piece: Piece) -> Iterator[Delta]:
+        if piece.parsed is not None:
+            self._count(piece.parsed)
+            for event in piece.parsed.events:
+                if (delta := _delta(event)) is not None:
+                    yield delta
+        elif piece.text:
+            yield Delta(content=piece.text)
+
+    def ending(self, finished: Finished) -> Iterator[Struct]:
+        if self._wanted.usage:
+            usage = self._with_reasoning(usage_of(finished))
+            yield ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
+
+    def add(self, piece: Piece) -> None:
+        choice = self._choices[piece.index]
+        if piece.parsed is None:
+            choice.message.content = (choice.message.content or "") + piece.text
+        else:
+            self._count(piece.parsed)
+            for event in piece.parsed.events:
+                _add(choice.message, event)
+        choice.finish_reason = piece.finish_reason
+        if choice.logprobs is not None:
+            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece))
+        if choice.token_ids is not UNSET:
+            choice.token_ids += piece.token_ids
+
+    def whole(self, finished: Finished) -> ChatCompletion:
+        for choice in self._choices:
+            if choice.message.tool_calls:
+                choice.message.content = choice.message.content or None
+            if choice.logprobs is not None:
+                choice.logprobs.content = self._lists[choice.index].whole("content")
+        heading, usage, lists = self._heading, self._with_reasoning(usage_of(finished)), self._prompt_lists
+        return ChatCompletion(
+            *(heading.id, heading.created, heading.model, self._choices, usage),
+            prompt_token_ids=self._prompt,
+            prompt_logprobs=UNSET if lists is None else lists.whole("prompt_logprobs"),
+        )
+
+    def _count(self, parsed: Parsed) -> None:
+        self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens
+
+    def _with_reasoning(self, usage: Usage) -> Usage:
+        if self._reasoning_tokens is None:
+            return usage
+        details = CompletionTokensDetails(self._reasoning_tokens)
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
+
+    def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:
+        heading = self._heading
+        return ChatChunk(
+            *(heading.id, heading.created, heading.model, [choice], self._usage_so_far.of(choice.index)),
+            prompt_token_ids=prompt,
+        )
+
+    def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
+        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))
+
+
+def token_logprobs(tokenizer: Tokenizer, piece: Piece) -> list[TokenLogprob]:
+    """One per token, when the request asks for them."""
+
+    def spelled(token_id: int, logprob: float) -> TopLogprob:
+        token = tokenizer.token_bytes(token_id)
+        return TopLogprob(token.decode("utf-8", "replace"), finite(logprob), list(token))
+
+    def one(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+        sampled = spelled(token_id, logprobs.logprob)
+        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, [spelled(*other) for other in logprobs.top])
+
+    return list(map(one, piece.token_ids, piece.logprobs))
+
+
+def _delta(event: Event) -> Delta | None:
+    match event:
+        case Text(text):
+            return Delta(content=text)
+        case Reasoning(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case CallBegun(index, call_id, name):
+            return Delta(tool_calls=[Call(Function("", name), index, call_id, "function")])
+        case Arguments(index, text):
+            return Delta(tool_calls=[Call(Function(text), index)])
+        case CallCut():
+            return None
+
+
+def _add(message: Message, event: Event) -> None:
+    match event:
+        case Text(text):
+            message.content = (message.content or "") + text
+        case Reasoning(text):
+            message.reasoning_content = message.reasoning = (message.reasoning_content or "") + text
+        case CallBegun(_, call_id, name):
+            message.tool_calls = [*(message.tool_calls or ()), Call(Function("", name), UNSET, call_id, "function")]
+        case Arguments(_, text):
+            assert message.tool_calls
+            message.tool_calls[-1].function.arguments += text
+        case CallCut():
+            assert message.tool_calls
+            message.tool_calls = message.tool_calls[:-1] or UNSET

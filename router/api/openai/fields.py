@@ -1,0 +1,138 @@
+"""The fields that OpenAI's HTTP API and its extensions name: served, taken without effect, or not served.
+
+Fields without effect are not even decoded. A field that is not served is refused unless it has the value that changes
+nothing. Every other name is unknown.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from baton_proto.sampling import PARAMETERS
+from router.api.dialects.cache_fields import CacheControl
+from router.api.dialects.json_body import ABSENT
+from router.api.dialects.text_parts import plain_text, with_refusals
+from router.api.wishes.cache_hints import TTLS_S, retention_s
+from router.api.wishes.names import Name
+from router.api.wishes.sampling_options import AS_NAMED
+from router.api.wishes.structured_output import STRUCTURED
+from router.api.wishes.tools import ToolCall, plain_calls
+from router.api.wishes.validation import plain_role
+from router.text.chat_template import Message
+from runtime.errors import InvalidRequestError
+
+WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
+
+NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "suffix": ("",),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+"""Fields that are known and not served -> the values that change nothing, besides null."""
+
+NOT_SERVED_IN_MESSAGES = ("function_call", "refusal", "audio")
+"""Fields of a message that are known and not served, unless they are empty."""
+
+if TYPE_CHECKING:
+
+    class NamedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        """As msgspec defines it below: one field for each sampling parameter and for each name above. A field that is
+        absent or null is None."""
+
+        max_tokens: int | None = None
+        logprobs: Any = None
+        prompt_logprobs: int | None = None
+
+else:
+    _NAMED = [(name, PARAMETERS[name].type | None, None) for name in AS_NAMED]
+    _NAMED += [(name, Any, None) for name in (*STRUCTURED, *NOT_SERVED)]
+    _NAMED += [(name, Raw, ABSENT) for name in WITHOUT_EFFECT]
+    NamedFields = msgspec.defstruct("NamedFields", _NAMED, frozen=True, kw_only=True, forbid_unknown_fields=True)
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # without effect: our events have no padding
+    continuous_usage_stats: bool | None = (
+        None  # vLLM's: with include_usage, each chunk tells how far its choice has come
+    )
+
+
+class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Name
+    text: str | None = None
+    refusal: str | None = None  # of a part of that type, which is read as a text
+    cache_control: CacheControl | None = None
+    image_url: Raw = ABSENT  # of parts of other types, which are refused as such
+    input_audio: Raw = ABSENT
+    file: Raw = ABSENT
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    not_served: ClassVar[Sequence[str]] = NOT_SERVED_IN_MESSAGES
+
+    role: Name
+    content: str | Sequence[TextPart] | None = None
+    name: Name | None = None
+    tool_calls: Sequence[ToolCall] | None = None
+    tool_call_id: Name | None = None
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+    annotations: Raw = ABSENT  # of an answer that is sent back, as is the next one; without effect
+    parsed: Raw = ABSENT  # by OpenAI's client, which leaves it in its messages
+    provider_specific_fields: Raw = ABSENT  # that LiteLLM leaves in messages, as the next one; without effect
+    thinking_blocks: Raw = ABSENT
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def keep_s(self, where: str) -> float:
+        """For how long its parts ask to stay cached. Raises InvalidRequestError."""
+        if isinstance(self.content, str | None):
+            return 0.0
+        marks = [(i, part.cache_control) for i, part in enumerate(self.content) if part.cache_control is not None]
+        name = f"{where}.content[{{}}].cache_control.ttl"
+        return max((retention_s(name.format(i), mark.ttl, TTLS_S) for i, mark in marks), default=0.0)
+
+    def plain(self, where: str) -> Message:
+        """The message as templates know it. Raises InvalidRequestError."""
+        role = plain_role(where, self.role)
+        if self.function_call or self.refusal or self.audio:
+            name = next(name for name in self.not_served if getattr(self, name))
+            raise InvalidRequestError(f"{where}.{name}", "is not supported; leave it out")
+        no_content = self.content is None and self.tool_calls
+        content = "" if no_content else _message_text(f"{where}.content", role, self.content)
+        plain: dict[str, Any] = {"role": role, "content": content}
+        if self.name is not None:
+            plain["name"] = self.name
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            plain["tool_calls"] = plain_calls(f"{where}.tool_calls", self.tool_calls)
+        if reasoning := self.reasoning_content or self.reasoning:
+            plain["reasoning_content"] = reasoning
+        return plain
+
+
+def _message_text(where: str, role: str, content: str | Sequence[TextPart] | None) -> str:
+    if content is None:
+        raise InvalidRequestError(where, "is missing")
+    return plain_text(where, with_refusals(role, content), ("text",), "part of type 'text' with a text")

@@ -1,0 +1,144 @@
+"""A prompt as its answer shows it: its text (`echo`), and what the model thought of its tokens.
+
+The parts are small, and making one takes a few ms at most: a prompt may have a hundred thousand tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+from numpy.typing import NDArray
+
+from baton_proto.sampling import PromptLogprobs
+from router.api.wishes.prompt_logprobs import Row, rows_in_parts
+from router.text.detokenizer import make_detokenizer
+from router.text.tokenizer import Tokenizer
+
+encode_json = msgspec.json.Encoder().encode
+
+LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity; OpenAI writes this
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+class PromptWish(Struct, frozen=True):
+    """What a body says of its prompts."""
+
+    echo: bool = False  # the text of the prompt comes before that of the answer
+    logprobs: int | None = None  # alternatives per token of an echo
+    details: int | None = None  # alternatives per token, as vLLM's prompt_logprobs
+    no_output: bool = False  # the prompt is all that is wanted
+
+
+NO_WISH: Final = PromptWish()
+
+
+class Logprobs(Struct):
+    """Parallel lists, one entry per token; the first token of a prompt has no log-probabilities. (msgspec copies
+    mutable defaults.)"""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+
+class Detail(Struct, frozen=True):
+    """As vLLM writes it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class Part(Struct):
+    """Some tokens of a prompt, in order."""
+
+    text: str = ""
+    logprobs: Logprobs | None = None
+    details: list[Mapping[int, Detail] | None] = []
+
+
+class ShownPrompt:
+    def __init__(self, tokenizer: Tokenizer, tokens: NDArray[np.uint32], text: str | None, wish: PromptWish) -> None:
+        """`text`: the caller's own; None: the tokens are all that the caller gave."""
+        self.wish = wish
+        self.num_chars = 0  # of what was shown
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._text = text if wish.echo else None
+
+    def parts(self, found: PromptLogprobs | None) -> Iterator[Part]:
+        """`found`: where log-probabilities were asked for."""
+        detokenizer, offset = make_detokenizer(self._tokenizer, self._marks()), 0
+        for number, rows in enumerate(rows_in_parts(self._tokens, found)):
+            part = Part(logprobs=None if self.wish.logprobs is None else Logprobs())
+            for row in rows:
+                text = detokenizer.push((row.token_id,)) if self.wish.echo else ""
+                if self._text is None:
+                    part.text += text
+                self._add(part, row, offset)
+                offset += len(text)
+            if self._text is not None and number == 0:
+                part.text = self._text
+            yield part
+        if rest := detokenizer.flush():
+            offset += len(rest)
+            if self._text is None:
+                yield Part(rest)
+        self.num_chars = offset if self._text is None else len(self._text)
+
+    def _marks(self) -> frozenset[int]:
+        """Special tokens that the caller's text spells out."""
+        if self._text is None:
+            return frozenset()
+        special = self._tokenizer.hidden_token_ids.intersection(np.unique(self._tokens).tolist())
+        return frozenset(token_id for token_id in special if self._tokenizer.token_text(token_id) in self._text)
+
+    def _add(self, part: Part, row: Row, offset: int) -> None:
+        if (told := part.logprobs) is not None:
+            told.tokens.append(self._tokenizer.token_text(row.token_id))
+            told.token_logprobs.append(None if row.logprob is None else finite(row.logprob))
+            told.top_logprobs.append(self._top(row, row.logprob))
+            told.text_offset.append(offset)
+        if self.wish.details is not None:
+            part.details.append(self._detail(row, row.logprob, self.wish.details))
+
+    def _top(self, row: Row, logprob: float | None) -> dict[str, float] | None:
+        """By text, as the API has it; the token itself is always among them."""
+        if logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token_id, value in (*row.top[: self.wish.logprobs], (row.token_id, logprob)):
+            top.setdefault(self._tokenizer.token_text(token_id), finite(value))
+        return top
+
+    def _detail(self, row: Row, logprob: float | None, count: int) -> dict[int, Detail] | None:
+        if logprob is None:
+            return None
+        ranked = [(token_id, value, rank) for rank, (token_id, value) in enumerate(row.top[:count], 1)]
+        told: dict[int, Detail] = {}
+        for token_id, value, rank in ((row.token_id, logprob, row.rank), *ranked):
+            told.setdefault(token_id, Detail(finite(value), rank, self._tokenizer.token_text(token_id)))
+        return told
+
+
+class JsonLists:
+    """Lists that grow part by part, as JSON. Because encoding lets nobody else run, each part is encoded when it
+    comes."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[bytes]] = {}
+
+    def add(self, name: str, values: Sequence[Any]) -> None:
+        parts = self._parts.setdefault(name, [])
+        if values:
+            parts.append(encode_json(values)[1:-1])
+
+    def whole(self, name: str) -> Any:
+        """To stand where such a list stands in an answer."""
+        return Raw(b"[%b]" % b",".join(self._parts.get(name, ())))

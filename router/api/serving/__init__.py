@@ -1,0 +1,1 @@
+"""All protocols together: the HTTP application and the gRPC server."""

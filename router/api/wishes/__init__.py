@@ -1,0 +1,1 @@
+"""What a request asks, in no dialect, and its checks."""

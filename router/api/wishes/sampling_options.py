@@ -1,0 +1,140 @@
+"""How to sample, as a caller wrote it, and the checks that make it the engine's SamplingParams."""
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from baton_proto.grammar import Grammar
+from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams
+from runtime.checkpoint.model_config import read_object
+from runtime.errors import ConfigError, InvalidRequestError, ModelError
+
+N = TypeVar("N", int, float)
+
+GENERATION_CONFIG = "generation_config.json"
+SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULTS = {name: name for name in SAME_NAME} | {"max_new_tokens": "max_tokens"}
+"""Key of generation_config.json -> field of SamplingParams."""
+OF_DRAWING = ("top_p", "top_k", "min_p")
+NO_DEFAULTS: Mapping[str, Any] = {}
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024  # of each: what might begin one is held back
+
+AS_NAMED = [name for name in PARAMETERS if name != "grammar"]
+"""The sampling parameters whose name over HTTP is that of the row; a grammar has several."""
+
+_dice = random.Random()
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How to sample, as a caller of either API wrote it."""
+
+    given: Mapping[str, Any]  # field of SamplingParams -> its value, where the caller gave one
+    names: Mapping[str, str] = {}  # field of SamplingParams -> the caller's name of it, where that is another
+    stop: Sequence[str] = ()
+    n: int | None = None
+    cuts_max_tokens: bool = False  # more than fit are as many as fit, else they are refused
+
+    def name_of(self, parameter: str) -> str:
+        return self.names.get(parameter, parameter)
+
+
+def chosen_defaults(chosen: str, model: Path) -> dict[str, Any]:
+    """model_defaults() of what `router.generation_config` names; `model` is the model's folder. Raises ConfigError when
+    it names nothing, and ModelError."""
+    if chosen == "none":
+        return {}
+    folder = model if chosen == "auto" else Path(chosen).expanduser()
+    if chosen != "auto" and not (folder / GENERATION_CONFIG).is_file():
+        problem = f"{chosen!r} is neither auto nor none, nor a folder that has a {GENERATION_CONFIG}"
+        raise ConfigError("router.generation_config", problem)
+    return model_defaults(folder)
+
+
+def model_defaults(folder: Path) -> dict[str, Any]:
+    """How to sample where a request does not say: what vLLM takes from generation_config.json, by field of
+    SamplingParams. `do_sample` is not looked at. Raises ModelError."""
+    path = folder / GENERATION_CONFIG
+    found = read_object(path) if path.is_file() else {}
+    defaults = {}
+    try:
+        for theirs, ours in DEFAULTS.items():
+            if found.get(theirs) is not None:
+                value = msgspec.convert(found[theirs], PARAMETERS[ours].type)
+                defaults[ours] = _checked(PARAMETERS[ours], theirs, value, 0)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        problem = f"{GENERATION_CONFIG}: {error}; `--generation-config none` goes without its sampling parameters"
+        raise ModelError(str(folder), problem) from error
+    return defaults
+
+
+def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+    """Checks everything but what depends on the prompt: `max_tokens` is 1 when the caller gave none. `defaults`: see
+    model_defaults. Raises InvalidRequestError."""
+    check_range("n", options.n, 1, MAX_CHOICES)
+    _check_stop(options.name_of("stop"), options.stop)
+    values: dict[str, Any] = {**defaults, "max_tokens": 1}
+    if options.given.get("temperature", 1.0) < GREEDY_BELOW:  # they would change nothing, and cost time
+        values = {name: value for name, value in values.items() if name not in OF_DRAWING}
+    for name, value in options.given.items():
+        values[name] = _checked(PARAMETERS[name], options.name_of(name), value, vocab_size)
+    if "seed" not in values:
+        values["seed"] = _dice.getrandbits(63)
+    return SamplingParams(**values)
+
+
+def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> Any:
+    """The value as the engine wants it."""
+    rule = parameter.rule
+    if rule.most is not None and len(value) > rule.most:
+        raise InvalidRequestError(name, f"has {len(value)} entries; at most {rule.most} are allowed")
+    match value:
+        case bool() | Grammar():
+            return value
+        case int() | float():
+            check_range(name, value, rule.low, rule.high, rule.open_below)
+            return parameter.default if value == rule.off else value
+        case Mapping():
+            check_in_vocabulary(name, value, vocab_size)
+            for token_id, number in value.items():
+                check_range(f"{name}[{token_id}]", number, rule.low, rule.high, rule.open_below)
+            return dict(value)
+    check_in_vocabulary(name, value, vocab_size)
+    return tuple(dict.fromkeys(value))
+
+
+def _check_stop(name: str, strings: Sequence[str]) -> None:
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(name, f"has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    if not all(strings):
+        raise InvalidRequestError(name, "has an empty string; a stop string needs at least one character")
+    if (longest := max(map(len, strings), default=0)) > MAX_STOP_CHARS:
+        problem = f"has a string of {longest} characters; at most {MAX_STOP_CHARS} are allowed"
+        raise InvalidRequestError(name, problem)
+
+
+def check_range(
+    name: str, value: N | None, low: float | None, high: float | None, open_below: bool = False
+) -> N | None:
+    """Returns the value; None stays None. Raises InvalidRequestError, also for NaN, which lies outside of every range
+    because every comparison with it is false."""
+    if value is None:
+        return None
+    low_enough = high is None or value <= high
+    high_enough = low is None or (value > low if open_below else value >= low)
+    if low_enough and high_enough:
+        return value
+    limits = [] if low is None else [f"above {low}" if open_below else f"at least {low}"]
+    limits += [] if high is None else [f"at most {high}"]
+    raise InvalidRequestError(name, f"is {value}, must be {' and '.join(limits)}")
+
+
+def check_in_vocabulary(name: str, token_ids: Sequence[int] | Mapping[int, Any], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(name, f"token id {token_id} is not in the vocabulary, 0 to {vocab_size - 1}")

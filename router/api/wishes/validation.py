@@ -1,0 +1,330 @@
+"""Turns a caller's wish, from either API, into a GenerateRequest, or refuses it and names field and limit.
+
+Invariant: no GenerateRequest fails later for a reason that lies in the request.
+"""
+
+import json
+import math
+import random
+import re
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from baton_proto.grammar import Grammar
+from baton_proto.sampling import MAX_SEED
+from baton_proto.worker import CacheHint
+from router.api.wishes.prompt_logprobs import check_prompt
+from router.api.wishes.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
+from router.api.wishes.tool_use import ToolUse, answer_form, begin_chat, check_tools
+from router.requests.frontend import Frontend, Limits
+from router.requests.request import GenerateRequest
+from router.text.chat_template import Message
+from router.text.text_encoder import TokenIds
+from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from runtime.security.callers import ANY_TENANT, ANYONE, Caller
+
+_dice = random.Random()  # request ids are unique, not secret
+
+LOWEST_PRIORITY = -(2**31)
+MAX_SALT_CHARS = 256
+MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
+MAX_TIMEOUT_S = 86400.0
+MAX_MESSAGES = 4096
+MAX_CHARS_PER_TOKEN = 16  # on the average of a prompt; text has three to five
+IN_PLACE_CHARS = 4096  # longer texts are tokenized in the side lane, so that no other request waits
+IN_PLACE_BYTES = 64 * 1024  # longer bodies and messages are read and rendered there
+MAX_VALUES = 256 * 1024  # numbers, texts, lists of one JSON text; they take 60 ns each, while no other thread runs
+NAME_COST = 4  # a named value takes as long as so many others
+CHARS_PER_STEP = 64  # that a template copies while it takes one step: a message, or a character of a variable
+REQUEST_ID = re.compile(r"[!-~]{1,128}")
+TENANT = re.compile(r"[!-~]{1,128}")
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Role of a message -> its name in chat templates; OpenAI renamed `system` to `developer`."""
+
+
+class Chat(Struct, frozen=True):
+    """Messages for the model's chat template; `variables` are the template's own switches."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = {}
+    variable_bytes: int = 0  # as JSON; tools and their calls count too
+    tools: ToolUse | None = None  # None: the answer is text and nothing else
+    thinking_tokens: int | None = None  # of reasoning, at most; checked by check_thinking
+
+    def num_chars(self) -> int:
+        return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
+
+    def steps(self) -> int:
+        """Of the template, at most, if it looks at everything once."""
+        return len(self.messages) + self.variable_bytes
+
+
+Prompt = str | Chat | Sequence[int]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """What a request says beside its prompt and its options."""
+
+    request_id: str  # see make_request_id
+    prompt_field: str = "prompt"  # the caller's name of the prompt
+    add_special_tokens: bool = True  # to a prompt that is a text, as training had it
+    model: str | None = None
+    priority: int = 0
+    caller: Caller = ANYONE
+    tenant: str = ""  # see tenant_of
+    cache_salt: str = ""  # empty: none
+    keep_cache_s: float = 0.0  # more than router.max_keep_cache_s: that long
+    drop_cache: bool = False
+    timeout_s: float | None = None
+    first_token_s: float | None = None  # until its first token is due
+
+
+async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
+    """Raises InvalidRequestError, and its kinds UnknownModelError and ContextLengthError."""
+    started_s = time.monotonic()
+    check_model(frontend, call.model)
+    _check_priority(call, frontend.max_priority)
+    if len(call.cache_salt) > MAX_SALT_CHARS:
+        raise InvalidRequestError(
+            "cache_salt", f"has {len(call.cache_salt)} characters; at most {MAX_SALT_CHARS} are allowed"
+        )
+    timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
+    sampling = check_sampling(options, frontend.tokenizer.vocab_size, frontend.sampling_defaults)
+    limits = frontend.generator.limits()
+    deadline_s = started_s + timeout_s
+    if isinstance(prompt, Chat) and prompt.tools is not None:
+        check_tools(prompt.tools, frontend.families)
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
+    given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
+    parsing, grammar = None, given
+    if isinstance(prompt, Chat) and use is not None:
+        form = use, frontend.families, frontend.tokenizer
+        parsing, grammar = answer_form(*form, tokens, given, prompt.thinking_tokens)
+    grammar_field = options.name_of("grammar") if given is not None else "tools"
+    if grammar is not None:
+        grammar = await _check_answer(frontend, grammar, given, grammar_field, use, deadline_s)
+    sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    max_tokens = _check_length(call.prompt_field, len(tokens), options, limits, frontend.sampling_defaults)
+    sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+    check_prompt(options.name_of("prompt_logprobs"), len(tokens), sampling)
+    if sampling.min_tokens > sampling.max_tokens:
+        problem = f"is {sampling.min_tokens}, above the {sampling.max_tokens} tokens that may be generated"
+        raise InvalidRequestError("min_tokens", problem)
+    choices = range(1 if options.n is None else options.n)
+    return GenerateRequest(
+        request_id=call.request_id,
+        prompt=tokens,
+        sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
+        stop=tuple(options.stop),
+        deadline_s=deadline_s,
+        first_by_s=min(deadline_s, started_s + min(call.first_token_s or math.inf, frontend.reject_ttft_s)),
+        priority=call.priority,
+        account=frontend.rate_limits.account(call.caller),
+        tenant=call.tenant,
+        hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
+        hint=_cache_hint(call, frontend.max_keep_cache_s),
+        parsing=parsing,
+        grammar_field=grammar_field,
+    )
+
+
+def make_request_id(wanted: str | None, name: str = "request_id") -> tuple[str, str]:
+    """(the id that the caller sees, the id of the work). The second is unique even when a caller repeats the first.
+    `name`: the caller's name of the id.
+
+    Raises InvalidRequestError.
+    """
+    if not wanted:
+        request_id = f"{_dice.getrandbits(96):024x}"
+        return request_id, request_id
+    if not REQUEST_ID.fullmatch(wanted):
+        raise InvalidRequestError(name, "must be 1 to 128 visible ASCII characters")
+    return wanted, f"{wanted}-{_dice.getrandbits(32):08x}"
+
+
+def seconds_of(name: str, text: str | None, per_s: int = 1) -> float | None:
+    """A time that a header gives in seconds, or in milliseconds (`per_s` 1000); None stays None. Raises
+    InvalidRequestError."""
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError as error:
+        unit = "seconds" if per_s == 1 else "milliseconds"
+        raise InvalidRequestError(name, f"is {text[:100]!r}, must be a number of {unit}") from error
+    check_range(name, number, 0.0, MAX_TIMEOUT_S * per_s, open_below=True)
+    return number / per_s
+
+
+def tenant_of(caller: Caller, where: str, named: str | None) -> str:
+    """The tenant of the caller's key. What the request itself names at `where` counts where the key lets it. Raises
+    InvalidRequestError."""
+    if caller.tenant != ANY_TENANT:
+        return caller.tenant or ""
+    if named and not TENANT.fullmatch(named):
+        raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
+    return named or ""
+
+
+def check_model(frontend: Frontend, wanted: str | None) -> None:
+    """Raises UnknownModelError."""
+    if wanted and wanted != frontend.model:
+        raise UnknownModelError(wanted, [frontend.model])
+
+
+def _check_priority(call: Call, default: int) -> None:
+    highest = default if call.caller.max_priority is None else call.caller.max_priority
+    check_range("priority", call.priority, LOWEST_PRIORITY, None)
+    if call.priority > highest:
+        way_out = "router.max_priority, and max_priority= in the line of a key, allow more"
+        raise InvalidRequestError("priority", f"is {call.priority}, must be at most {highest}; {way_out}")
+
+
+def check_thinking(name: str, budget: int | None) -> int | None:
+    """Raises InvalidRequestError."""
+    if budget is not None and budget < 1:
+        problem = f"is {budget}, must be at least 1; the chat template's enable_thinking switches thinking off"
+        raise InvalidRequestError(name, problem)
+    return budget
+
+
+def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:
+    if not 0 <= call.keep_cache_s < math.inf:
+        raise InvalidRequestError("keep_cache_s", f"is {call.keep_cache_s}, must be 0 or more seconds")
+    if call.keep_cache_s and call.drop_cache:
+        raise InvalidRequestError(
+            "drop_cache",
+            "contradicts keep_cache_s, and what else asks to keep the prompt: leave one of them out",
+        )
+    return CacheHint(math.ceil(min(call.keep_cache_s, max_keep_s)), call.drop_cache)
+
+
+def plain_role(where: str, role: str) -> str:
+    """The role that the chat template sees. Raises InvalidRequestError."""
+    if role not in ROLES:
+        raise InvalidRequestError(f"{where}.role", f"is {role[:100]!r}, must be one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+async def _check_grammar(frontend: Frontend, grammar: Grammar, name: str, deadline_s: float) -> Grammar:
+    if frontend.grammars is None:
+        raise InvalidRequestError(name, "is not supported here")
+    return await frontend.grammars.check_soon(grammar, name, deadline_s, frontend.grammar_lane)
+
+
+async def _check_answer(
+    frontend: Frontend, whole: Grammar, given: Grammar | None, name: str, use: ToolUse | None, deadline_s: float
+) -> Grammar:
+    """`whole`: of `given`, the caller's grammar, and of the tools together. Where that cannot be followed, they are
+    tried one by one."""
+    try:
+        return await _check_grammar(frontend, whole, name, deadline_s)
+    except InvalidRequestError:
+        if given is not None:
+            await _check_grammar(frontend, given, name, deadline_s)
+        if use is None or not use.told:
+            raise
+        for tool, schema in use.schemas().items():
+            index = [each["function"]["name"] for each in use.tools].index(tool)
+            alone = Grammar("json_schema", json.dumps(schema))
+            await _check_grammar(frontend, alone, use.schema_name(index), deadline_s)
+        problem = "make a grammar that cannot be followed; give fewer tools, or simpler schemas"
+        raise InvalidRequestError("tools", problem) from None
+
+
+async def tokenize(
+    frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None = None, add_special_tokens: bool = True
+) -> TokenIds:
+    """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it.
+    Raises InvalidRequestError, and what the side lane raises."""
+    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
+    if isinstance(prompt, Chat) and not prompt.messages:
+        raise InvalidRequestError(name, "is empty; at least one message is needed")
+    if not isinstance(prompt, Chat) and not len(prompt):
+        raise InvalidRequestError(name, "is empty; at least one token is needed")
+    if not isinstance(prompt, str | Chat):
+        _check_fits(name, len(prompt), limits)
+        return _check_token_ids(prompt, name, tokenizer.vocab_size)
+    num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
+    max_chars = _longest(limits) * min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
+    if num_chars > max_chars:  # it would take seconds to say how many tokens they are
+        problem = (
+            f"has {num_chars} characters, more than the {max_chars} that are read here; {_who_takes(limits)} tokens"
+        )
+        raise ContextLengthError(name, problem)
+    if isinstance(prompt, Chat):
+        tokens = await _tokenize_chat(frontend, prompt, name, max_chars, deadline_s)
+    elif num_chars <= IN_PLACE_CHARS:
+        tokens = tokenizer.encode(prompt, add_special_tokens)
+    else:
+        tokens = await frontend.lane.run(deadline_s, tokenizer.encode, prompt, add_special_tokens)
+    if not len(tokens):
+        raise InvalidRequestError(name, "gives no tokens; at least one is needed")
+    return tokens
+
+
+async def _tokenize_chat(
+    frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None
+) -> TokenIds:
+    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
+    begin = partial(begin_chat, chat.tools, frontend.families, tokenizer, chat.messages, chat.variables, max_chars)
+    at_once = chat.num_chars() + chat.steps() * CHARS_PER_STEP <= IN_PLACE_BYTES
+    text = begin() if at_once else await frontend.lane.run(deadline_s, begin)
+    _check_fits(name, len(text.segments) - 1, limits, at_least="at least ")  # each but the first begins with a token
+    if text.num_chars <= IN_PLACE_CHARS:
+        return tokenizer.finish_chat(text)
+    return await frontend.lane.run(deadline_s, tokenizer.finish_chat, text)
+
+
+def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> TokenIds:
+    try:
+        tokens = np.frombuffer(array("I", prompt), dtype=np.uint32)
+    except TypeError:
+        raise InvalidRequestError(name, MIXTURE) from None
+    except OverflowError:  # negative, or more than 32 bits
+        check_in_vocabulary(name, prompt, vocab_size)
+        raise
+    if tokens.max() >= vocab_size:
+        check_in_vocabulary(name, prompt, vocab_size)
+    return tokens
+
+
+def _check_length(
+    name: str, num_prompt_tokens: int, options: Options, limits: Limits, defaults: Mapping[str, Any]
+) -> int:
+    """How many tokens may be generated: the caller's number, else the model's default as far as it fits, or all that
+    fit."""
+    _check_fits(name, num_prompt_tokens, limits)
+    room = _longest(limits) - num_prompt_tokens
+    max_tokens: int = options.given.get("max_tokens", min(room, defaults.get("max_tokens", room)))
+    if max_tokens > room and options.cuts_max_tokens:
+        return room
+    if max_tokens > room:
+        problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
+        raise ContextLengthError(options.name_of("max_tokens"), problem)
+    return max_tokens
+
+
+def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
+    """Prompt and one generated token must fit."""
+    if num_tokens < _longest(limits):
+        return
+    problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"
+    raise ContextLengthError(name, problem)
+
+
+def _longest(limits: Limits) -> int:
+    return min(limits.max_model_len, limits.pool_tokens or limits.max_model_len)
+
+
+def _who_takes(limits: Limits) -> str:
+    if limits.pool_tokens is not None and limits.pool_tokens < limits.max_model_len:
+        return f"the largest worker's KV pool holds {limits.pool_tokens}"
+    return f"the model takes {limits.max_model_len}"

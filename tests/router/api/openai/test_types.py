@@ -1,0 +1,241 @@
+import json
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+
+from router.api.dialects.json_body import decode_body
+from router.api.openai.shown_prompt import PromptWish
+from router.api.openai.types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
+from router.api.responses.fields import ResponsesBody
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import IN_PLACE_BYTES, MAX_VALUES, Chat, Prompt
+from runtime.errors import InvalidRequestError
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def read_body(data: bytes, kind: type[GenerationBody]) -> tuple[GenerationBody, Options, Sequence[Prompt]]:
+    body = decode_body(data, kind)
+    return body, body.options(), body.prompts()
+
+
+def refused(kind: type[GenerationBody], body: dict[str, Any]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_body(json.dumps(body).encode(), kind)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "nearest"),
+    [
+        (CompletionBody, {"prompt": "a", "max_tokns": 5}, "max_tokns", "max_tokens"),
+        (
+            CompletionBody,
+            {"prompt": "a", "stream_options": {"include_usag": 1}},
+            "stream_options.include_usag",
+            "usage",
+        ),
+        (ChatBody, {"messages": [USER], "temprature": 1}, "temprature", "temperature"),
+        (ChatBody, {"messages": [USER, USER | {"conten": ""}]}, "messages[1].conten", "content"),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": ""}]}]},
+            ".content[0].txt",
+            "text",
+        ),
+        (ChatBody, {"messages": [USER], "x" * 100_000: 1}, "x" * 40, ""),
+        (ChatBody, {"messages": [USER], "client_headers": {}}, "client_headers", ""),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_known_one(
+    kind: type[GenerationBody], body: dict[str, Any], field: str, nearest: str
+) -> None:
+    error = refused(kind, body)
+    assert error.field.endswith(field)
+    assert ("the nearest known field is" in error.problem) == bool(nearest)
+    assert nearest in error.problem
+    assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize("field", ["functions", "audio", "suffix"])
+def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_both_endpoints(field: str) -> None:
+    for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
+        error = refused(kind, body | {field: ["x"]})
+        assert (error.field, error.problem) == (field, "is not supported; leave it out")
+        read_body(json.dumps(body | {field: None}).encode(), kind)
+
+
+def test_fields_that_change_nothing_are_taken() -> None:
+    harmless = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "skip_special_tokens": True,
+    }
+    assistant = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "tool_calls": None}
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    messages = [assistant, {"role": "user", "content": [part]}]
+    options = {"include_obfuscation": False, "continuous_usage_stats": False}
+    read_body(
+        json.dumps({"messages": messages, "stream": True, "stream_options": options} | harmless).encode(),
+        ChatBody,
+    )
+    read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
+
+
+def marked(ttl: str | None) -> dict[str, Any]:
+    mark = {"type": "ephemeral"} | ({} if ttl is None else {"ttl": ttl})
+    return {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": mark}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "keep_s"),
+    [
+        ({}, 0),
+        ({"keep_cache_s": 7.5}, 7.5),
+        ({"keep_cache_s": -1, "prompt_cache_retention": "24h"}, -1),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, 86400),
+        ({"prompt_cache_key": "session-7"}, 300),
+        ({"prompt_cache_key": "", "keep_cache_s": 9}, 9),
+        ({"messages": [marked(None), USER]}, 300),
+        ({"messages": [marked("5m"), marked("1h"), USER]}, 3600),
+    ],
+)
+def test_the_longest_time_for_which_a_body_asks_to_stay_cached_counts(fields: dict[str, Any], keep_s: float) -> None:
+    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
+    assert body.keep_s == keep_s
+
+
+def test_what_a_cache_control_says_beside_its_time_has_no_effect() -> None:
+    mark = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    content = [{"type": "text", "text": "Hi", "cache_control": mark}]
+    body, _, _ = read_body(json.dumps({"messages": [{"role": "user", "content": content}]}).encode(), ChatBody)
+    assert body.keep_s == 3600
+
+
+def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
+    body, _, _ = read_body(b'{"prompt": "a", "prompt_cache_key": "session-7"}', CompletionBody)
+    assert body.keep_s == 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"prompt_cache_retention": "24 h"},
+            "prompt_cache_retention: is '24 h', must be one of in_memory, in-memory, 24h",
+        ),
+        (
+            {"prompt_cache_retention": "x" * 300},
+            f"prompt_cache_retention: is '{'x' * 100}'..., must be one of in_memory, in-memory, 24h",
+        ),
+        (
+            {"messages": [USER, marked("9h")]},
+            r"messages\[1\].content\[0\].cache_control.ttl: is '9h', must be one of 5m, 1h",
+        ),
+    ],
+)
+def test_a_time_that_is_none_of_the_known_ones_is_refused(fields: dict[str, Any], message: str) -> None:
+    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
+    with pytest.raises(InvalidRequestError, match=message):
+        body.keep_s  # noqa: B018
+
+
+def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
+    part = {"type": "text", "text": "Hi", "x": 1}
+    chat = {"messages": [{"role": "user", "content": [part], "x": 1}], "stream_options": {"x": 1}, "x": 1}
+    chat["stream"] = True
+    body, _, (prompt,) = read_body(json.dumps(chat).encode(), OpenChatBody)
+    assert prompt == decode_body(json.dumps({"messages": [USER]}).encode(), ChatBody).prompts()[0]
+    assert not body.include_usage
+    read_body(b'{"prompt": "a", "x": 1, "stream": true, "stream_options": {"x": 1}}', OpenCompletionBody)
+    assert refused(OpenCompletionBody, {"prompt": "a", "suffix": "b"}).field == "suffix"
+
+
+def test_options_of_a_stream_are_refused_without_one() -> None:
+    for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
+        error = refused(kind, body | {"stream_options": {"include_usage": True}})
+        assert str(error) == "stream_options: needs stream to be true"
+
+
+def test_a_refusal_in_the_history_is_a_text_of_the_assistant() -> None:
+    def prompts(role: str, part: dict[str, str]) -> Sequence[Prompt]:
+        message = {"role": role, "content": [{"type": "text", "text": "No."}, part]}
+        return read_body(json.dumps({"messages": [message, USER]}).encode(), ChatBody)[2]
+
+    refusal = {"type": "refusal", "refusal": "I cannot."}
+    assert prompts("assistant", refusal) == prompts("assistant", {"type": "text", "text": "I cannot."})
+    for role, part in (("user", refusal), ("assistant", {"type": "refusal"})):
+        with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\]"):
+            prompts(role, part)
+
+
+def test_an_echo_is_for_completions() -> None:
+    assert refused(ChatBody, {"messages": [USER], "echo": True}).field == "echo"
+    body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "prompt_logprobs": 5}', CompletionBody)
+    assert options.given["prompt_logprobs"] == 5
+    assert body.wish() == PromptWish(echo=True, logprobs=2, details=5)
+    body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "max_tokens": 0}', CompletionBody)
+    assert (options.given["max_tokens"], options.given["prompt_logprobs"]) == (1, 2)
+    assert options.name_of("prompt_logprobs") == "logprobs"
+    assert body.wish().no_output
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "tail"),
+    [
+        ('{"prompt":[', "5", "]}"),
+        ('{"prompt":[', "[]", "]}"),
+        ('{"prompt":"a","stop":[', '"a"', "]}"),
+        ('{"prompt":"a","logit_bias":{', '"7":1', "}}"),
+        ('{"prompt":"a",', '"x":1', "}"),
+        ('{"prompt":"', "\\n\\n\\n\\n\\n\\n\\n\\n\\n", '"}'),
+    ],
+)
+def test_a_long_body_of_many_values_is_refused_before_it_is_decoded(
+    head: str, unit: str, tail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msgspec.json.decode", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(InvalidRequestError, match=f"body: has more than {MAX_VALUES} values"):
+        decode_body((head + ",".join([unit] * (MAX_VALUES + 2)) + tail).encode(), CompletionBody)
+
+
+def test_long_text_full_of_signs_is_no_list_of_values() -> None:
+    text = '[{",:' * MAX_VALUES
+    body = json.dumps({"prompt": text}).encode()
+    assert len(body) > IN_PLACE_BYTES
+    assert decode_body(body, CompletionBody).prompt == text
+
+
+def test_messages_and_variables_are_bounded() -> None:
+    assert "has 4097 messages; at most 4096" in refused(ChatBody, {"messages": [USER] * 4097}).problem
+    variables = {"chat_template_kwargs": {"tools": "x" * 70_000}}
+    assert "at most 65536 are allowed" in refused(ChatBody, {"messages": [USER]} | variables).problem
+    assert refused(ChatBody, {"messages": [USER], "chat_template_kwargs": [1]}).field == "chat_template_kwargs"
+    deep = b'{"messages":[],"chat_template_kwargs":{"a":%b1%b}}' % (b"[" * 5000, b"]" * 5000)
+    with pytest.raises(InvalidRequestError):
+        read_body(deep, ChatBody)
+
+
+def test_all_that_openais_client_may_send_is_known_by_name() -> None:
+    for params, kind in ((ChatParams, ChatBody), (CompletionParams, CompletionBody), (ResponseParams, ResponsesBody)):
+        assert set(get_type_hints(params)) <= set(kind.__struct_fields__)
+
+
+def test_how_long_an_answer_may_be_is_told_to_the_template() -> None:
+    asked = b'{"messages": [{"role": "user", "content": "a"}], "verbosity": "low"}'
+    (chat,) = read_body(asked, ChatBody)[2]
+    assert isinstance(chat, Chat)
+    assert chat.variables["verbosity"] == "low"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_a_part_that_is_no_text_is_refused_by_its_type(kind: str) -> None:
+    error = refused(ChatBody, {"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": "data:a"}}]}]})
+    assert str(error) == f"messages[0].content[0]: is of type '{kind}', must be a part of type 'text' with a text"

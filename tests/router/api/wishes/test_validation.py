@@ -1,0 +1,351 @@
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from msgspec.structs import replace
+
+from baton_proto.sampling import MAX_SEED, PARAMETERS
+from baton_proto.worker import NO_HINT, CacheHint
+from router.api.wishes.sampling_options import Options, chosen_defaults, model_defaults
+from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
+from router.requests.frontend import Frontend
+from router.requests.request import GenerateRequest
+from runtime.blocks.block_hash import SEED
+from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
+from tests.clock import Clock
+from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
+from tests.tiny_model import VOCAB_SIZE, write_tiny_model
+
+CALL = Call(request_id="r1")
+
+
+@pytest.fixture
+def frontend(tiny_model: Path) -> Frontend:
+    return make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
+
+
+def with_limits(frontend: Frontend, max_model_len: int, pool_tokens: int | None = None) -> Frontend:
+    assert isinstance(frontend.generator, ScriptedGenerator)
+    frontend.generator.max_model_len, frontend.generator.pool_tokens = max_model_len, pool_tokens
+    return frontend
+
+
+async def check(frontend: Frontend, prompt: Prompt = "Hello", call: Call = CALL, **options: Any) -> GenerateRequest:
+    given = {name: options.pop(name) for name in PARAMETERS if name in options}
+    return await validate(frontend, call, prompt, Options(given=given, **options))
+
+
+async def test_absent_options_take_the_documented_defaults(frontend: Frontend, clock: Clock) -> None:
+    request = await check(frontend)
+    (sampling,) = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (sampling.min_tokens, sampling.stop_token_ids, sampling.ignore_eos) == (0, (), False)
+    assert (sampling.logprobs, sampling.logit_bias) == (None, {})
+    assert sampling.max_tokens == 4096 - len(request.prompt)
+    assert request.deadline_s == pytest.approx(clock.now_s + 60, rel=0, abs=1e-3)
+
+
+QWEN3 = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+
+
+async def test_the_models_defaults_hold_where_a_request_does_not_say(frontend: Frontend) -> None:
+    frontend = dataclasses.replace(frontend, sampling_defaults=QWEN3 | {"max_tokens": 100})
+    (sampling,) = (await check(frontend)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.6, 0.95, 20, 100)
+    (sampling,) = (await check(frontend, temperature=1.0, top_p=1.0, top_k=-1, max_tokens=200)).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (1.0, 1.0, 0, 200)
+    (short,) = (await check(with_limits(frontend, 50))).sampling
+    assert short.max_tokens < 50
+
+
+async def test_a_greedy_request_is_spared_the_models_truncation(frontend: Frontend) -> None:
+    frontend = dataclasses.replace(frontend, sampling_defaults=QWEN3 | {"repetition_penalty": 1.1})
+    (sampling,) = (await check(frontend, temperature=0.0)).sampling
+    assert (sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 0, 1.1)
+
+
+def test_the_models_defaults_are_what_vllm_takes_of_generation_config_json(tmp_path: Path) -> None:
+    assert model_defaults(tmp_path) == {}
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(QWEN3 | {"do_sample": False, "max_new_tokens": 512, "min_p": None, "num_beams": 4}))
+    assert model_defaults(tmp_path) == QWEN3 | {"max_tokens": 512}
+
+
+def test_the_defaults_are_those_of_the_model_of_a_folder_or_of_nobody(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    for folder, top_k in ((model, 20), (other, 3)):
+        folder.mkdir()
+        (folder / "generation_config.json").write_text(json.dumps({"top_k": top_k}))
+    assert [chosen_defaults(chosen, model) for chosen in ("auto", "none", str(other))] == [
+        {"top_k": 20},
+        {},
+        {"top_k": 3},
+    ]
+    with pytest.raises(ConfigError, match=r"router\.generation_config: 'atuo' is neither auto nor none, nor a folder"):
+        chosen_defaults("atuo", model)
+
+
+@pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_p": 0}, {"top_k": 2.5}, {"max_new_tokens": 0}])
+def test_a_models_defaults_that_cannot_be_are_refused_with_the_way_out(tmp_path: Path, values: dict[str, Any]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"generation_config\.json: .*`--generation-config none` goes without"):
+        model_defaults(tmp_path)
+
+
+async def test_top_k_is_off_at_0_and_at_minus_1(frontend: Frontend) -> None:
+    assert [(await check(frontend, top_k=top_k)).sampling[0].top_k for top_k in (-1, 0, 1)] == [0, 0, 1]
+
+
+async def test_a_seed_is_drawn_when_none_is_given(frontend: Frontend) -> None:
+    seeds = {(await check(frontend)).sampling[0].seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+
+
+async def test_a_negative_seed_is_one_as_well(frontend: Frontend) -> None:
+    assert (await check(frontend, seed=-1)).sampling[0].seed == MAX_SEED
+    assert (await check(frontend, seed=-MAX_SEED)).sampling[0].seed == 1
+
+
+async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
+    request = await check(frontend, n=3, seed=MAX_SEED - 1)
+    assert [sampling.seed for sampling in request.sampling] == [MAX_SEED - 1, MAX_SEED, 0]
+    assert {sampling.max_tokens for sampling in request.sampling} == {request.sampling[0].max_tokens}
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "problem"),
+    [
+        ({"temperature": -0.1}, "temperature", "is -0.1, must be at least 0.0 and at most 2.0"),
+        ({"temperature": 2.01}, "temperature", "at most 2.0"),
+        ({"temperature": math.nan}, "temperature", "is nan"),
+        ({"temperature": math.inf}, "temperature", "is inf"),
+        ({"top_p": 0.0}, "top_p", "must be above 0.0 and at most 1.0"),
+        ({"top_p": 1.1}, "top_p", "at most 1.0"),
+        ({"top_k": -2}, "top_k", "at least -1"),
+        ({"top_k": 10**40}, "top_k", "at most 2147483647"),
+        ({"min_p": 1.5}, "min_p", "at most 1.0"),
+        ({"presence_penalty": -2.5}, "presence_penalty", "at least -2.0"),
+        ({"frequency_penalty": 3.0}, "frequency_penalty", "at most 2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty", "above 0.0"),
+        ({"seed": -(2**63) - 1}, "seed", "at least -9223372036854775808"),
+        ({"seed": 2**63}, "seed", "at most 9223372036854775807"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_tokens": 0, "names": {"max_tokens": "max_completion_tokens"}}, "max_completion_tokens", "at least 1"),
+        ({"min_tokens": -1}, "min_tokens", "at least 0"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "is 6, above the 5 tokens"),
+        ({"stop": ["a"] * 17}, "stop", "has 17 strings; at most 16"),
+        ({"stop": ["a", ""]}, "stop", "empty string"),
+        ({"stop": ["a" * 1025]}, "stop", "has a string of 1025 characters; at most 1024"),
+        (
+            {"stop_token_ids": [VOCAB_SIZE]},
+            "stop_token_ids",
+            f"token id {VOCAB_SIZE} is not in the vocabulary, 0 to 511",
+        ),
+        ({"logprobs": 21}, "logprobs", "at most 20"),
+        ({"logprobs": 21, "names": {"logprobs": "top_logprobs"}}, "top_logprobs", "at most 20"),
+        ({"stop_token_ids": [5] * 1025}, "stop_token_ids", "has 1025 entries; at most 1024 are allowed"),
+        ({"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias", "has 2000 entries; at most 1024 are allowed"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias", "token id -1"),
+        ({"logit_bias": {5: 101.0}}, "logit_bias[5]", "at most 100.0"),
+        ({"logit_bias": {5: math.nan}}, "logit_bias[5]", "is nan"),
+        ({"n": 0}, "n", "at least 1"),
+        ({"n": 17}, "n", "at most 16"),
+    ],
+)
+async def test_values_out_of_range_are_refused_with_field_and_limit(
+    frontend: Frontend, options: dict[str, Any], field: str, problem: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await check(frontend, **options)
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+async def test_values_at_their_limits_are_taken(frontend: Frontend) -> None:
+    low: dict[str, Any] = {
+        "temperature": 0,
+        "top_p": 1e-9,
+        "min_p": 0,
+        "presence_penalty": -2,
+        "repetition_penalty": 1e-9,
+        "seed": 0,
+    }
+    high: dict[str, Any] = {
+        "temperature": 2,
+        "top_p": 1,
+        "min_p": 1,
+        "presence_penalty": 2,
+        "repetition_penalty": 2,
+        "seed": MAX_SEED,
+    }
+    await check(frontend, **low, logprobs=0, n=1, logit_bias={0: -100.0}, stop=["x"])
+    await check(
+        frontend, **high, logprobs=20, n=16, logit_bias={511: 100.0}, stop=["x" * 1024] * 16, stop_token_ids=[511]
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "problem"),
+    [
+        ("", "prompt", "is empty"),
+        ([], "prompt", "is empty"),
+        (Chat([]), "prompt", "is empty; at least one message"),
+        ([1, VOCAB_SIZE], "prompt", "token id 512 is not in the vocabulary, 0 to 511"),
+        ([-1], "prompt", "token id -1"),
+        ([2**70], "prompt", "is not in the vocabulary"),
+        ("\ud800", "prompt", "not valid Unicode"),
+    ],
+)
+async def test_bad_prompts_are_refused(frontend: Frontend, prompt: Prompt, field: str, problem: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await check(frontend, prompt)
+    assert caught.value.field == field
+    assert problem in caught.value.problem
+
+
+async def test_the_prompt_is_called_what_its_caller_calls_it(frontend: Frontend) -> None:
+    with_limits(frontend, 100)
+    long_chat = Chat([{"role": "user", "content": "ő" * 60}])  # few characters, many tokens
+    for prompt in ("", [], [VOCAB_SIZE], [5] * 100, "a b" * 99, Chat([]), long_chat):
+        with pytest.raises(InvalidRequestError) as caught:
+            await check(frontend, prompt, replace(CALL, prompt_field="chat.messages"))
+        assert caught.value.field == "chat.messages"
+
+
+async def test_an_unknown_model_is_named_with_those_that_are_served(frontend: Frontend) -> None:
+    with pytest.raises(UnknownModelError, match="'gpt-5' is not served here; served: tiny"):
+        await check(frontend, call=replace(CALL, model="gpt-5"))
+    await check(frontend, call=replace(CALL, model=MODEL))
+
+
+@pytest.mark.parametrize(("length", "fits"), [(99, True), (100, False), (5000, False)])
+async def test_a_prompt_must_leave_room_for_one_token(frontend: Frontend, length: int, fits: bool) -> None:
+    with_limits(frontend, 100)
+    if fits:
+        assert (await check(frontend, [5] * length)).sampling[0].max_tokens == 1
+        return
+    with pytest.raises(ContextLengthError, match=rf"prompt: has {length} tokens, .*; the model takes 100"):
+        await check(frontend, [5] * length)
+
+
+async def test_prompt_and_output_together_must_fit(frontend: Frontend) -> None:
+    with_limits(frontend, 100)
+    assert (await check(frontend, [5] * 90, max_tokens=10)).sampling[0].max_tokens == 10
+    problem = "max_tokens: is 11, the prompt has 90 tokens; the model takes 100 in all"
+    with pytest.raises(ContextLengthError, match=problem):
+        await check(frontend, [5] * 90, max_tokens=11)
+
+
+async def test_the_largest_pool_is_a_limit_too(frontend: Frontend) -> None:
+    with_limits(frontend, 100, pool_tokens=64)
+    with pytest.raises(ContextLengthError, match="the largest worker's KV pool holds 64"):
+        await check(frontend, [5] * 64)
+    assert (await check(frontend, [5] * 60)).sampling[0].max_tokens == 4
+    with_limits(frontend, 100, pool_tokens=1000)
+    with pytest.raises(ContextLengthError, match="the model takes 100"):
+        await check(frontend, [5] * 100)
+
+
+async def test_absurdly_long_text_is_refused_without_tokenizing_it(frontend: Frontend, monkeypatch: Any) -> None:
+    monkeypatch.setattr(type(frontend.tokenizer), "encode", lambda *_: pytest.fail("tokenized"))
+    with pytest.raises(
+        ContextLengthError, match=r"prompt: has 8000000 characters, more than the \d+ that are read here"
+    ):
+        await check(frontend, "a" * 8_000_000)
+    with pytest.raises(
+        ContextLengthError, match=r"prompt: has 8000000 characters, more than the \d+ that are read here"
+    ):
+        await check(frontend, Chat([{"role": "user", "content": "a" * 8_000_000}]))
+
+
+async def test_long_text_gives_the_same_tokens_as_in_place(frontend: Frontend) -> None:
+    text = "relay " * IN_PLACE_CHARS
+    with_limits(frontend, 10**9)
+    assert (await check(frontend, text)).prompt.tolist() == frontend.tokenizer.encode(text).tolist()
+
+
+async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None:
+    request = await check(frontend, Chat([{"role": "user", "content": "Hi"}]))
+    text = frontend.tokenizer.decode(request.prompt.tolist(), skip_special_tokens=False)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("priority", [-(2**31) - 1, 1, 2**31])
+async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
+    with pytest.raises(InvalidRequestError, match="priority"):
+        await check(frontend, call=replace(CALL, priority=priority))
+
+
+async def test_a_text_has_the_special_tokens_of_training_unless_its_caller_wants_none(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path) / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(path))
+    library.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 1)])
+    library.save(str(path))
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tmp_path)))
+    plain = (await check(frontend, call=replace(CALL, add_special_tokens=False))).prompt.tolist()
+    assert (await check(frontend)).prompt.tolist() == [1, *plain]
+
+
+async def test_the_callers_timeout_sets_the_deadline(frontend: Frontend, clock: Clock) -> None:
+    request = await check(frontend, call=replace(CALL, timeout_s=1.5))
+    assert request.deadline_s == pytest.approx(clock.now_s + 1.5, rel=0, abs=1e-3)
+
+
+def test_work_ids_are_unique_even_when_callers_repeat_theirs() -> None:
+    shown, work = make_request_id("mine")
+    assert shown == "mine"
+    assert work.startswith("mine-")
+    assert make_request_id("mine")[1] != work
+    drawn: Sequence[str] = make_request_id(None)
+    assert drawn[0] == drawn[1]
+    assert make_request_id("")[0] != drawn[0]
+
+
+@pytest.mark.parametrize("wanted", ["a b", "é", "a\n", "x" * 129])
+def test_request_ids_that_would_break_logs_or_headers_are_refused(wanted: str) -> None:
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        make_request_id(wanted)
+
+
+async def test_the_services_salt_the_tenant_and_the_callers_salt_each_change_the_hash_seed(frontend: Frontend) -> None:
+    async def seed(frontend: Frontend, tenant: str = "", salt: str = "") -> int:
+        return (await check(frontend, call=Call(request_id="r1", tenant=tenant, cache_salt=salt))).hash_seed
+
+    by_tenant = dataclasses.replace(frontend, cache_per_tenant=True)
+    secret = dataclasses.replace(frontend, cache_salt="secret")
+    assert await seed(frontend) == await seed(frontend, "team-a") == await seed(by_tenant) == SEED
+    seeds = [await seed(by_tenant, "team-a"), await seed(by_tenant, "team-b"), await seed(frontend, salt="team-a")]
+    seeds += [await seed(secret), await seed(secret, salt="a"), await seed(by_tenant, "team-a", "a")]
+    assert len({SEED, *seeds}) == 7
+
+
+async def test_a_prompt_is_kept_for_as_long_as_the_service_allows(frontend: Frontend) -> None:
+    async def hint(frontend: Frontend = frontend, **fields: Any) -> CacheHint:
+        return (await check(frontend, call=Call(request_id="r1", **fields))).hint
+
+    assert await hint() == NO_HINT
+    assert await hint(keep_cache_s=1.5) == CacheHint(keep_s=2)
+    assert await hint(keep_cache_s=86400) == CacheHint(keep_s=3600)
+    assert await hint(drop_cache=True) == CacheHint(drop=True)
+    assert await hint(dataclasses.replace(frontend, max_keep_cache_s=0.0), keep_cache_s=5) == NO_HINT
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keep_cache_s": -1}, "keep_cache_s: is -1, must be 0 or more"),
+        ({"keep_cache_s": float("nan")}, "keep_cache_s: is nan"),
+        ({"keep_cache_s": float("inf")}, "keep_cache_s: is inf"),
+        ({"keep_cache_s": 1, "drop_cache": True}, "drop_cache: contradicts keep_cache_s"),
+    ],
+)
+async def test_hints_that_make_no_sense_are_refused(frontend: Frontend, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        await check(frontend, call=Call(request_id="r1", **fields))
