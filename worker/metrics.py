@@ -113,10 +113,6 @@ COUNTERS: dict[str, tuple[str, Value]] = {
         "Reads and writes of the disk tier that failed, or found a damaged block",
         lambda of: of.engine.block_manager.num_disk_errors,
     ),
-    "kv_host_errors": (
-        "Blocks of the host tier that had changed, and were computed again",
-        lambda of: of.engine.block_manager.num_damaged,
-    ),
     "prefix_collisions": (
         "Looks into the prefix cache that found other tokens under a prefix's hash",
         lambda of: of.engine.block_manager.num_collisions,

@@ -25,25 +25,12 @@ from engine.sequences.sequence import Sequence, SequenceStatus
 from runtime.errors import UnavailableError
 
 
-class Checksums(Protocol):
-    """Of what was put into the slots of a lower tier."""
-
-    def num_intact(self, slots: Run[int]) -> int:
-        """How many of these slots, from the first one on, hold what was put there."""
-        ...
-
-
 class LowerTier(Protocol):
     """Memory for blocks that do not fit on the device. Copies of a block or slot are made in the order of the calls;
     None: they are made. Invariant: no step on its way writes or reads the blocks."""
 
     num_slots: int
     spare: int  # blocks of the device that are emptied before they are needed, because copies take time
-
-    @property
-    def checksums(self) -> Checksums | None:
-        """None: what comes back is not checked."""
-        ...
 
     def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         """Copies blocks of the device into slots."""
@@ -85,7 +72,6 @@ class BlockManager:
         self.num_raised = 0  # blocks that were copied back from the lower tier
         self.num_moved_down = 0  # blocks that were copied there
         self.num_read = 0  # blocks that were read from the disk
-        self.num_damaged = 0  # blocks whose content in the lower tier had changed
         self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
         self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
         self._moves = Moves()
@@ -139,8 +125,6 @@ class BlockManager:
         num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
-        if self._lose_damaged(lowered):
-            return self.allocate(sequence, keep_available=keep_available)
         self._share(here, num_resting)
         self._cache.keep(lowered)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
@@ -201,15 +185,6 @@ class BlockManager:
     def _slots_of(self, lowered: list[int]) -> list[int]:
         """Where the content of blocks of lower tiers lies."""
         return [slot - self.num_blocks for slot in map(self._cache.content, lowered) if slot is not None]
-
-    def _lose_damaged(self, lowered: list[int]) -> bool:
-        """Whether one of a prefix's blocks in lower tiers is damaged. It is forgotten, and so are all below it."""
-        checksums = self._tier.checksums if self._tier is not None else None
-        if checksums is None or (num_intact := checksums.num_intact(self._slots_of(lowered))) == len(lowered):
-            return False
-        self._cache.lose(lowered[num_intact])
-        self.num_damaged += 1
-        return True
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence without blocks would find cached if it got blocks now."""

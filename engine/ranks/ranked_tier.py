@@ -19,7 +19,6 @@ class RankedTier:
         ranks.tell(OpenTier(own.num_slots))
 
     spare = 0
-    checksums = None
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         told = self._ranks.tell(StoreKv(list(blocks), list(slots)))

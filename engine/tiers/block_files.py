@@ -18,7 +18,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from hmac import compare_digest
@@ -85,15 +85,12 @@ class RankFiles:
                 order, _, block = parsed
                 yield order, slot, block
 
-    def write(self, slot: int, block: DiskBlock, kv: memoryview, is_intact: Callable[[], bool] = lambda: True) -> None:
-        """is_intact: asked once the sum of `kv` is known; False: the block will count as damaged. Raises OSError."""
+    def write(self, slot: int, block: DiskBlock, kv: memoryview) -> None:
+        """Raises OSError."""
         self._order += 1
-        kv_sum = self._kv_sum(kv)
-        if not is_intact():
-            kv_sum ^= 1
         hashes = (block.sequence_hash, block.parent or 0, block.block_hash, block.seed)
         root = block.parent is None
-        fields = self._header.pack(*hashes, self._order, kv_sum, block.kind, root, block.tokens)
+        fields = self._header.pack(*hashes, self._order, self._kv_sum(kv), block.kind, root, block.tokens)
         _write(self._blocks, kv, slot * self._block_bytes)
         _write(self._index, fields + self._header_sum(fields), slot * self._header_bytes)
         self._unflushed += self._block_bytes

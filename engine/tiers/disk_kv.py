@@ -111,14 +111,7 @@ class DiskKv:
     # --- on the threads -----------------------------------------------------------------------------------------------
 
     def _write(self, slot: int, copy: int, block: DiskBlock) -> None:
-        sums = self._host.checksums
-
-        def is_intact() -> bool:
-            return sums is None or sums.num_intact([slot]) == 1
-
-        ok = self.max_writes > 0 and self._tried(
-            lambda: self.files.write(copy, block, self._host.content(slot), is_intact)
-        )
+        ok = self.max_writes > 0 and self._tried(lambda: self.files.write(copy, block, self._host.content(slot)))
         self._end(Done(copy, True, ok))
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
@@ -126,8 +119,6 @@ class DiskKv:
         problem = "it is damaged"
         try:
             ok = self.files.read(copy, block, self._host.content(slot))
-            if self._host.checksums is not None:
-                self._host.checksums.put(slot)
         except Exception as error:
             ok, problem = False, repr(error)
         self._times.end(copy, time.monotonic())

@@ -107,8 +107,6 @@ class GpuMove:
 class GpuHostKv:
     """Implements `engine.tiers.host_kv.HostTier` for a slab in GPU memory. Owned by the engine thread."""
 
-    checksums = None  # hashing 4.8 GB, a prefix of 32k tokens, takes longer than copying it
-
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks. Raises UnavailableError when there is not that much."""
         assert slab.driver.kind == "cuda"

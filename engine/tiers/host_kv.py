@@ -1,12 +1,11 @@
 """KV blocks in host memory: a second home for prefixes that the slab has no room for."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import structlog
-import xxhash
 
 from engine.blocks.block_manager import LowerTier
 from kvtransfer.slab.slab import Slab
@@ -17,7 +16,6 @@ from runtime.errors import ConfigError, UnavailableError
 
 AUTO_FACTOR = 4  # times the slab
 KEY = "engine.host_kv_memory"
-CHECKSUM_KEY = "engine.host_kv_checksum"
 
 log = structlog.get_logger()
 
@@ -27,31 +25,9 @@ class HostTier(LowerTier, Protocol):
 
     slot_bytes: int
 
-    @property
-    def checksums(self) -> "SlotSums | None": ...
-
     def content(self, slot: int) -> memoryview:
         """The bytes of a slot, for the disk tier. From any thread, which waits for copies of the slot."""
         ...
-
-
-class SlotSums:
-    """Implements `engine.blocks.block_manager.Checksums`: xxh3. A slot has one owner at a time, which is
-    the engine thread or one of the disk tier's."""
-
-    def __init__(self, num_slots: int, content: Callable[[int], memoryview]) -> None:
-        self._sums = [0] * num_slots
-        self._content = content
-
-    def put(self, slot: int) -> None:
-        """The slot was filled."""
-        self._sums[slot] = xxhash.xxh3_64_intdigest(self._content(slot))
-
-    def num_intact(self, slots: Sequence[int]) -> int:
-        return next(
-            (i for i, slot in enumerate(slots) if xxhash.xxh3_64_intdigest(self._content(slot)) != self._sums[slot]),
-            len(slots),
-        )
 
 
 class HostKv:
@@ -60,22 +36,19 @@ class HostKv:
 
     spare = 0
 
-    def __init__(self, slab: Slab, nbytes: int, checked: bool = False) -> None:
-        """nbytes: of host memory, in whole blocks. checked: with checksums."""
+    def __init__(self, slab: Slab, nbytes: int) -> None:
+        """nbytes: of host memory, in whole blocks."""
         layout = slab.layout
         self.slot_bytes = slot_bytes(slab)
         self.num_slots = nbytes // self.slot_bytes
         self.block_s = 0.0
         self._slab = slab
         self._slots = np.empty((self.num_slots, layout.num_layers, layout.block_bytes), dtype=np.uint8)
-        self.checksums = SlotSums(self.num_slots, self.content) if checked else None
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         device = self._blocks()
         for block, slot in zip(blocks, slots, strict=True):
             self._slots[slot] = device[:, block]
-            if self.checksums is not None:
-                self.checksums.put(slot)
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         began_s, device = time.perf_counter(), self._blocks()
@@ -117,7 +90,7 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
         raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
     try:
         if slab.driver.kind == "host":
-            return HostKv(slab, nbytes, config.host_kv_checksum)
+            return HostKv(slab, nbytes)
         from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
 
         return GpuHostKv(slab, nbytes)
@@ -127,11 +100,6 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
 
 def check_host_kv(config: EngineConfig, memory: MemoryKind) -> None:
     """Raises ConfigError where there is no such tier."""
-    if config.host_kv_checksum and (memory != "host" or config.tensor_parallel > 1):
-        problem = (
-            "only CPU workers of one rank have it, because others would hash a prefix for longer than they copy it"
-        )
-        raise ConfigError(CHECKSUM_KEY, f"{problem}: leave it false")
     if config.host_kv_memory.strip() != "0" and memory != "host" and config.tensor_parallel > 1:
         raise ConfigError(KEY, "GPU workers with several ranks have no host tier yet: leave it at 0")
 

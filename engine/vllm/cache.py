@@ -29,7 +29,6 @@ class VllmCache(FollowedCache):
     num_moved_down = 0
     num_read = 0
     num_disk_errors = 0
-    num_damaged = 0
     num_collisions = 0
 
     def __init__(self, block_size: int, num_blocks: int) -> None:

@@ -136,7 +136,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host_kv_memory: Size = (
         "0"  # per rank, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free; not on GPU ranks
     )
-    host_kv_checksum: bool = False  # True: what comes back from there is checked; CPU workers of one rank
     disk_kv: DiskKvConfig = DiskKvConfig()
     tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
     gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it

@@ -111,7 +111,6 @@ class Slots:
 
     num_slots = 16
     spare = 0
-    checksums = None
 
     def store(self, blocks: Run[int], slots: Run[int]) -> None:
         pass

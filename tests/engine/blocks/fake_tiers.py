@@ -4,7 +4,6 @@ from collections.abc import Callable, MutableMapping, Sequence as Run
 from functools import partial
 from math import inf
 
-from engine.blocks.block_manager import Checksums
 from engine.blocks.disk_copies import DiskBlock, Done
 from engine.sequences.moves import BEFORE_STEP, Move
 
@@ -14,7 +13,6 @@ class Slots:
 
     spare = 0
     block_s = 0.0
-    checksums: Checksums | None = None
 
     def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]]) -> None:
         self.num_slots = num_slots

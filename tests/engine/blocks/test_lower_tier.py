@@ -1,7 +1,6 @@
 """Prefixes that leave the device and come back: a few cases by hand, then anything at all against a plain dict."""
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 
 from hypothesis import settings
 
@@ -242,27 +241,6 @@ def test_what_is_copied_later_than_it_would_be_computed_is_computed() -> None:
     assert tiered.manager.cached_tokens(asks) == 0
     tiered.manager.compute_s = lambda num_tokens: num_tokens * 0.5
     assert tiered.manager.cached_tokens(asks) == 8
-
-
-def test_a_damaged_block_is_forgotten_with_all_below_it_and_computed_again() -> None:
-    tiered = Tiered(num_blocks=4, num_slots=8)
-    first = tiered.run(*range(16))
-    tiered.run(*range(100, 116))
-    manager, slots = tiered.manager, tiered.manager._tier
-    assert isinstance(slots, Slots)
-    lowered = manager._slots_of(manager._hits(make_sequence("asks", range(17))))
-    manager.take_events()
-    intact = {lowered[0], *lowered[2:]}
-    slots.checksums = SimpleNamespace(
-        num_intact=lambda asked: next((i for i, slot in enumerate(asked) if slot not in intact), len(asked))
-    )
-    again = tiered.begin(*range(15), 99)
-    assert again.num_cached_tokens == 4
-    assert [one for name, _, lost in told(manager.take_events()) if name == "Removed" for one in lost] == [
-        *reversed(first.sequence_hashes[1:])
-    ]
-    assert manager.num_damaged == 1
-    assert manager.check_integrity() == []
 
 
 TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -320,7 +320,7 @@ def test_nothing_is_written_while_host_memory_has_room_until_the_worker_ends() -
 
 def test_copies_between_device_and_host_memory_are_counted_over_all_times() -> None:
     manager = BlockManager(2, 4, Slots(8, dict.fromkeys(range(2), (0,))))
-    assert (manager.num_moved_down, manager.num_raised, manager.num_read, manager.num_damaged) == (0, 0, 0, 0)
+    assert (manager.num_moved_down, manager.num_raised, manager.num_read) == (0, 0, 0)
     serve(manager, 0, 8)
     serve(manager, 100, 8)
     assert (manager.num_moved_down, manager.num_raised) == (2, 0)
@@ -328,21 +328,6 @@ def test_copies_between_device_and_host_memory_are_counted_over_all_times() -> N
     assert (manager.num_moved_down, manager.num_raised) == (4, 1)
     serve(manager, 100, 8)
     assert (manager.num_moved_down, manager.num_raised) == (6, 2)
-
-
-def test_each_damaged_block_is_counted() -> None:
-    class Damaged:
-        def num_intact(self, slots: object) -> int:
-            return 0
-
-    slots = Slots(8, dict.fromkeys(range(2), (0,)))
-    manager = BlockManager(2, 4, slots)
-    for first_token in (0, 100, 200):
-        serve(manager, first_token, 8)
-    slots.checksums = Damaged()
-    for first_token in (0, 100):
-        serve(manager, first_token, 8)
-    assert manager.num_damaged == 2
 
 
 def test_what_a_token_takes_from_a_tier_is_known_when_it_was_measured() -> None:

@@ -35,7 +35,6 @@ class Worker:
         folder: Path | None,
         num_disk: int = 128,
         num_host: int = 32,
-        checked: bool = False,
         ranks: int = 1,
     ) -> None:
         plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
@@ -46,7 +45,7 @@ class Worker:
         if folder is not None:
             disk = DiskKvConfig(folder=str(folder), size=str(num_disk * ranks * (one_block + 128)))
             host = str(num_host * one_block)
-            engine = replace(engine, host_kv_memory=host, host_kv_checksum=checked, disk_kv=disk)
+            engine = replace(engine, host_kv_memory=host, disk_kv=disk)
         self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
         self.engine: Engine = self.assembly.engine
         self.engine.block_manager.compute_s = lambda num_tokens: inf

@@ -1,7 +1,6 @@
 """The host tier under a real model: prefixes that went there and came back give the answers of a model without it."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,28 +93,7 @@ def test_where_there_is_no_such_tier_it_is_refused() -> None:
         check_host_kv(config, "cuda")
 
 
-def test_checksums_are_for_cpu_workers_of_one_rank() -> None:
-    config = EngineConfig(host_kv_memory="1GiB", host_kv_checksum=True)
-    check_host_kv(config, "host")
-    for other, memory in ((config, "cuda"), (replace(config, tensor_parallel=2), "host")):
-        with pytest.raises(ConfigError, match=r"engine\.host_kv_checksum: only CPU workers .*: leave it false"):
-            check_host_kv(other, memory)  # type: ignore[arg-type]
-
-
-def test_a_slot_whose_bytes_have_changed_is_known(slab: Slab) -> None:
-    tier = HostKv(slab, 4 * slot_bytes(slab), checked=True)
-    assert tier.checksums is not None
-    tier.store([5, 0, 1], [1, 0, 3])
-    assert tier.checksums.num_intact([3, 0, 1]) == 3
-    tier.content(0)[7] ^= 1
-    assert tier.checksums.num_intact([3, 0, 1]) == 1
-    tier.store([4], [0])
-    assert tier.checksums.num_intact([3, 0, 1]) == 3
-
-
-def answers(
-    engine: Engine, prompts: list[list[int]], before_step: Callable[[], object] = lambda: None
-) -> list[list[int]]:
+def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy answers, three requests at a time."""
     outputs: dict[str, list[int]] = {}
     waiting = [
@@ -126,7 +104,6 @@ def answers(
         while waiting and running < 3:
             engine.add(waiting.pop(0))
             running += 1
-        before_step()
         for output in engine.step().outputs:
             outputs.setdefault(output.sequence.request_id, []).extend(output.token_ids)
             assert output.error is None
@@ -144,30 +121,6 @@ def conversations() -> list[list[int]]:
         tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 20))]
         prompts.append(dice.choice(systems)[: dice.choice((40, 70))] + tail)
     return prompts
-
-
-def test_damaged_blocks_are_computed_again_where_they_are_checked(tiny_model: Path) -> None:
-    dice, prompts = random.Random(3), conversations()
-    config = ServingConfig(model=str(tiny_model), engine=EngineConfig(device="cpu", threads=1, kv_memory="1GiB"))
-    plain = build_engine(config)
-    one_block = slot_bytes(plain.slab)
-    memory = {"kv_memory": f"{20 * one_block}", "host_kv_memory": f"{16 * one_block}"}
-    checked = build_engine(replace(config, engine=replace(config.engine, **memory, host_kv_checksum=True)))
-    manager = checked.engine.block_manager
-    tier = manager._tier
-    assert isinstance(tier, HostKv)
-
-    def damage() -> None:
-        if dice.randrange(3) == 0:
-            tier.content(dice.randrange(tier.num_slots))[dice.randrange(one_block)] ^= 1 + dice.randrange(255)
-
-    try:
-        assert answers(checked.engine, prompts, damage) == answers(plain.engine, prompts)
-        assert manager.num_damaged > 1
-        assert manager.num_raised > 20
-    finally:
-        plain.close()
-        checked.close()
 
 
 def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None:
