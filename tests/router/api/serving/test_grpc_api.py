@@ -212,7 +212,7 @@ async def test_bytes_that_are_no_request_are_refused(channel: grpc.aio.Channel, 
 async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
     generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.api.serving.grpc_api.STALL_GRACE_S", 0.0)
+    monkeypatch.setattr("router.api.grpc.inference.STALL_GRACE_S", 0.0)
     generator.answers = [[5] * 100_000]
     api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), status)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
