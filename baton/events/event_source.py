@@ -1,7 +1,6 @@
-"""A worker that is known by its KV events alone: a replayed recording, or an engine of another kind behind a bridge.
+"""A worker that is known by its KV events alone: that of a replayed recording.
 
-It is announced with EVENTS_ROLE, so that routers index its blocks and send it nothing. Because routers cannot ask it
-for a snapshot and the stream forgets old events, whoever publishes for long calls `keyframe` now and then.
+It is announced with EVENTS_ROLE: routers index its blocks and send it nothing.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import os
 from nats.js.errors import NotFoundError
 
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
-from baton_proto.kv_events import Cleared, KvEvent, Stored
+from baton_proto.kv_events import KvEvent
 from runtime.config.serving import DiscoveryConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.incarnation import new_incarnation
@@ -30,7 +29,6 @@ class EventSource:
     def __init__(self, nats: NatsClient, worker_id: str, model: str, block_size: int, ttl_s: float) -> None:
         self.worker_id = worker_id
         self.incarnation = new_incarnation()
-        self.num_blocks = 0  # cached, for the load report; the owner sets it
         self._nats = nats
         self._publisher = EventPublisher(nats, worker_id, self.incarnation)
         record = WorkerRecord(
@@ -67,10 +65,6 @@ class EventSource:
     def publish(self, events: list[KvEvent]) -> None:
         self._publisher.publish(events)
 
-    def keyframe(self, runs: list[Stored]) -> None:
-        """Publishes all blocks once more, parents before children: from here on the stream alone tells what is held."""
-        self._publisher.publish([Cleared(), *runs])
-
     async def drain(self, timeout_s: float, limit: int = UNACKNOWLEDGED_LIMIT) -> None:
         """Waits while JetStream lags behind by more than `limit` batches. Raises UnavailableError."""
         if self._publisher.unacknowledged > limit and not await self._publisher.flush(timeout_s):
@@ -86,7 +80,7 @@ class EventSource:
     async def _report_load(self) -> None:
         """The reports carry the last event id, so that routers notice what they have missed."""
         while True:
-            load = WorkerLoad(blocks_cached=self.num_blocks, last_event_id=self.last_event_id)
+            load = WorkerLoad(last_event_id=self.last_event_id)
             await publish_load(self._nats, LoadReport(MAJOR, self.worker_id, self.incarnation, load))
             await asyncio.sleep(LOAD_INTERVAL_S)
 

@@ -8,8 +8,8 @@ from baton_proto.decoding import Count, Ms, Name, Rows, Small, Text, versioned
 
 MAJOR = 1
 
-# Nothing that requests could be sent to: a replayed recording, or an engine of another kind behind a bridge. Routers
-# index its KV events, and have nothing but the stream of them to learn its blocks from.
+# A replayed recording: no request can be sent to it. Routers index its KV events, and learn its blocks from nothing but
+# their stream.
 EVENTS_ROLE = "events"
 
 

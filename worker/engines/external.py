@@ -82,7 +82,7 @@ def external_assembly(
     engine = ExternalEngine(core, cache, facts.model, files.eos_token_ids, facts.seeds)
 
     def make_loop(_: Engine, on_step: Callable[[StepOutput], None]) -> VllmLoop:
-        return VllmLoop(engine, VllmStream(external.events, external.replay, "", CONNECT_TIMEOUT_S), on_step)
+        return VllmLoop(engine, VllmStream(external.events, external.replay, CONNECT_TIMEOUT_S), on_step)
 
     return EngineAssembly(
         engine=cast(Engine, engine),  # it has what worker/ and decode_worker/ ask of one that shares no KV

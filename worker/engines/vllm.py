@@ -69,7 +69,7 @@ def build_vllm(config: ServingConfig) -> EngineAssembly:
         guard.wait()
         shutil.rmtree(sockets, ignore_errors=True)
 
-    make_stream = functools.partial(VllmStream, events, replay, "", CONNECT_TIMEOUT_S)
+    make_stream = functools.partial(VllmStream, events, replay, CONNECT_TIMEOUT_S)
     return _assembled(config, files, llm, make_stream, close, link, slab, form)
 
 

@@ -7,7 +7,6 @@ COMMANDS = {
     "lag": "baton.cli.events.lag:lag",
     "record": "baton.cli.events.record:record",
     "replay": "baton.cli.events.replay:replay",
-    "bridge": "baton.cli.events.bridge:bridge",
     "tree": "baton.cli.events.tree:tree",
     "diff": "baton.cli.events.diff:diff",
     "explain": "baton.cli.events.explain:explain",

@@ -84,7 +84,7 @@ class FollowedCache:
             "no message of this engine can be read, so routers find none of its blocks",
             messages=self.num_malformed,
             first_reason=self._first_problem,
-            way_out="is the endpoint vLLM's, and its version one of those that docs/events.md names?",
+            way_out="is the endpoint vLLM's, and its version one of those that docs/operating.md names?",
         )
 
     def _lose(self, reason: str) -> list[KvEvent]:

@@ -47,12 +47,9 @@ class _Connection:
 
 
 class VllmStream:
-    """`replay_endpoint` None: missed messages are lost."""
-
-    def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str, timeout_s: float) -> None:
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
-        self._topic = topic
         self._timeout_s = timeout_s
         self._context = zmq.asyncio.Context()
         self._queue: asyncio.Queue[Message | _Connection] = asyncio.Queue(QUEUED_MESSAGES)
@@ -65,10 +62,10 @@ class VllmStream:
         """Returns when vLLM is connected. Raises UnavailableError, or ConfigError for an impossible endpoint."""
         subscription = self._socket(zmq.SUB)
         subscription.set_hwm(0)  # nothing is dropped on our side
-        subscription.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
+        subscription.setsockopt(zmq.SUBSCRIBE, b"")
         monitor = subscription.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._sockets.append(monitor)
-        _connect(subscription, self._endpoint, "--vllm")
+        _connect(subscription, self._endpoint, "events")
         self._tasks = [
             asyncio.create_task(self._receive(subscription)),
             asyncio.create_task(self._watch(monitor)),
@@ -97,8 +94,7 @@ class VllmStream:
 
     async def check_replay(self) -> None:
         """Raises UnavailableError when the replay endpoint does not answer."""
-        if self._replay_endpoint is not None:
-            await self._replay(self._replay_endpoint, NEVER)
+        await self._replay(NEVER)
 
     async def close(self) -> None:
         await end_tasks(*self._tasks)
@@ -112,9 +108,7 @@ class VllmStream:
         """All messages that the engine remembers."""
         self._last_heard = -1
         self._next = None
-        if self._replay_endpoint is None:
-            return
-        remembered = await self._replay(self._replay_endpoint, 0)
+        remembered = await self._replay(0)
         if remembered and remembered[0].number > 0:
             log.warning("vLLM has forgotten its first messages", first=remembered[0].number)
         self._next = 0
@@ -148,11 +142,10 @@ class VllmStream:
     async def _fill_gap(self, first: int, number: int) -> AsyncIterator[Message | Lost]:
         """The missing messages before `number`, and later ones that the engine remembers."""
         remembered: list[Message] = []
-        if self._replay_endpoint is not None:
-            try:
-                remembered = await self._replay(self._replay_endpoint, first)
-            except UnavailableError as error:
-                log.warning("no replay", error=str(error))
+        try:
+            remembered = await self._replay(first)
+        except UnavailableError as error:
+            log.warning("no replay", error=str(error))
         for message in remembered:
             assert self._next is not None, "a gap is a gap after something"
             if message.number > self._next:
@@ -186,11 +179,11 @@ class VllmStream:
             if isinstance(item, _Connection) and item.up:
                 return
 
-    async def _replay(self, endpoint: str, first: int) -> list[Message]:
+    async def _replay(self, first: int) -> list[Message]:
         """Raises UnavailableError."""
-        socket = self._context.socket(zmq.DEALER)
+        endpoint, socket = self._replay_endpoint, self._context.socket(zmq.DEALER)
         try:
-            _connect(socket, endpoint, "--vllm-replay")
+            _connect(socket, endpoint, "replay")
             messages: list[Message] = []
             await socket.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
             while True:

@@ -121,7 +121,7 @@ def _check_blocks(gauges: Gauges, config: ServingConfig, external: ExternalWorke
 
 async def _check_events(external: ExternalWorkerConfig) -> None:
     """Raises ConfigError when there are no KV events."""
-    stream = VllmStream(external.events, external.replay, "", EVENTS_TIMEOUT_S)
+    stream = VllmStream(external.events, external.replay, EVENTS_TIMEOUT_S)
     try:
         await stream.open()
         await stream.check_replay()

@@ -14,9 +14,7 @@ from baton.cli.terminal.exit_codes import ExitCode
 from baton.events.recording import Batch, Recording, RecordingWriter
 from baton.service.nats_server import NatsServer
 from runtime.nats.client import NatsClient
-from tests.baton.events.cluster import Cleared, Router, Workers, baton, removed, running, stored
-from tests.engine.vllm.events.test_blocks import BLOCK, prompt
-from tests.engine.vllm.events.vllm_engine import Engine, Messages
+from tests.baton.events.cluster import Cleared, Workers, baton, removed, running, stored
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +45,7 @@ async def told(process: asyncio.subprocess.Process, words: str) -> None:
             assert text, f"{words!r} was never said"
 
 
-@pytest.mark.parametrize("command", ["tail", "lag", "record", "replay", "bridge"])
+@pytest.mark.parametrize("command", ["tail", "lag", "record", "replay"])
 def test_help_names_the_exit_codes(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
@@ -66,7 +64,6 @@ def test_help_names_the_exit_codes(command: str) -> None:
         (["lag", "--watch", "0"], "--watch"),
         (["replay", "x", "--speed", "2", "--max"], "exclude each other"),
         (["replay", "/nowhere"], "No such file"),
-        (["bridge"], "--vllm"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments: list[str], words: str) -> None:
@@ -75,9 +72,7 @@ def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments: list[str], wo
     assert words in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["tail"], ["lag"], ["record", "x"], ["replay", "x"], ["bridge", "--vllm", "tcp://h:1"]]
-)
+@pytest.mark.parametrize("command", [["tail"], ["lag"], ["record", "x"], ["replay", "x"]])
 def test_no_nats_at_the_url_ends_with_3_in_time(command: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     if command[0] == "replay":
@@ -222,40 +217,3 @@ async def test_a_recording_that_is_killed_is_readable(
     assert "1 event in 1 batch replayed" in stdout
     assert "not ended in order" in stderr
     assert replayed.returncode == ExitCode.OK
-
-
-async def test_bridge_makes_an_engine_appear_until_a_signal(nats_server: NatsServer, nats: NatsClient) -> None:
-    engine = Engine()
-    await engine.start()
-    router = Router(nats)
-    await router.start()
-    try:
-        process = await baton(
-            nats_server,
-            "bridge",
-            "--vllm",
-            engine.endpoint,
-            "--vllm-replay",
-            engine.replay_endpoint,
-            "--block-size",
-            "4",
-        )
-        await told(process, "appears as worker")
-        messages = Messages(block_size=BLOCK)
-        await engine.publish(messages.payload(messages.stored([1, 2], None, prompt(2))))
-        name = f"vllm-127-0-0-1-{engine.port}"
-        await router.until(lambda: bool(router.table.get(name)))
-        process.send_signal(signal.SIGTERM)
-        await output(process)
-        assert process.returncode == ExitCode.OK
-        await router.until(lambda: name not in router.directory.workers)
-    finally:
-        await router.close()
-        await engine.close()
-
-
-async def test_bridge_without_an_engine_ends_with_3(nats_server: NatsServer) -> None:
-    process = await baton(nats_server, "bridge", "--vllm", "tcp://127.0.0.1:1", "--timeout", "0.3")
-    _, stderr = await output(process)
-    assert process.returncode == ExitCode.UNAVAILABLE
-    assert stderr == "error: no vLLM at tcp://127.0.0.1:1 within 0.3 s\n"

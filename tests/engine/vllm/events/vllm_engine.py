@@ -68,13 +68,12 @@ class Messages:
 
 
 class Engine:
-    """The sockets. `forget` and `lose` make it imperfect."""
+    """The sockets. `lose` makes it imperfect."""
 
-    def __init__(self, topic: str = "", remembered: int = 10_000, replays_topic: bool = True) -> None:
+    def __init__(self, remembered: int = 10_000, replays_topic: bool = True) -> None:
         """`replays_topic`: whether answers to a replay have the topic, as those of the recorded version have."""
         self._replays_topic = replays_topic
         self._context = zmq.asyncio.Context()
-        self._topic = topic.encode()
         self._remembered: deque[tuple[int, bytes]] = deque(maxlen=remembered)
         self._next = 0
         self._pub: zmq.asyncio.Socket | None = None
@@ -94,16 +93,20 @@ class Engine:
 
     async def start(self) -> None:
         """Numbers begin at 0 again, on the same ports."""
-        self._next = 0
-        self._remembered.clear()
+        self.begin_again()
         self._pub = self._context.socket(zmq.XPUB)  # a PUB socket that tells of its subscribers
         self.port = await _bind(self._pub, self.port)
         self._router = self._context.socket(zmq.ROUTER)
         self.replay_port = await _bind(self._router, self.replay_port)
         self._serving = asyncio.create_task(self._serve_replays(self._router))
 
+    def begin_again(self) -> None:
+        """Another engine behind the same sockets: numbers begin at 0, and what was said is forgotten."""
+        self._next = 0
+        self._remembered.clear()
+
     async def subscribed(self) -> None:
-        """Returns when the bridge listens."""
+        """Returns when somebody listens."""
         assert self._pub is not None
         async with asyncio.timeout(60):
             while not (await self._pub.recv()).startswith(b"\x01"):
@@ -115,7 +118,7 @@ class Engine:
         number, self._next = self._next, self._next + 1
         self._remembered.append((number, payload))
         if not lose:
-            await self._pub.send_multipart([self._topic, number.to_bytes(8, "big"), payload])
+            await self._pub.send_multipart([b"", number.to_bytes(8, "big"), payload])
 
     async def send_raw(self, frames: list[bytes]) -> None:
         assert self._pub is not None
@@ -141,7 +144,7 @@ class Engine:
             self.replays += 1
             for number, payload in list(self._remembered):
                 if number >= int.from_bytes(first, "big"):
-                    answer = [empty, self._topic, number.to_bytes(8, "big"), payload]
+                    answer = [empty, b"", number.to_bytes(8, "big"), payload]
                     await router.send_multipart([client, *self._in_its_form(answer)])
             await router.send_multipart([client, *self._in_its_form(end)])
 
