@@ -3,8 +3,8 @@
     python -m tests.mutate [MODULE ...] [--children 2] [--json FILE]
 
 MODULE is the beginning of a path, such as router/placement. A mutant is killed when one of the module's own tests
-fails. A mutant that changes nothing but the words of a message is not counted. Exit code 1 when a module is below the
-goal.
+fails. A mutant that changes nothing but the words of a message is not counted. Survivors that FILE does not list yet
+are shown, and scores and survivors written there. Exit code 1 when a module is below the goal.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.machine import describe, write_result
+from tests.mutate.diffs import changed_lines, only_words
 from tests.mutate.modules import NO_JUDGE, PURE, judges_of
-from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
 from tests.mutate.undecorated import undecorated
 
 MEMORY_BYTES = 6 << 30  # that each process may take
@@ -44,6 +44,7 @@ print(json.dumps([
 ]))
 """
 ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "mutation.json"
 
 
 @dataclass(frozen=True)
@@ -51,28 +52,28 @@ class Score:
     module: str
     mutants: int  # without those that change only words
     killed: int
-    equivalent: int  # survivors that are known to change nothing
-    survivors: list[str]  # the others: `line -> changed line`
+    survivors: list[str]  # `line -> changed line`
 
     @property
     def share(self) -> float:
-        counted = self.mutants - self.equivalent
-        return self.killed / counted if counted else 1.0
+        return self.killed / self.mutants if self.mutants else 1.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="beginnings of paths; default all pure modules")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="processes that test at a time")
-    parser.add_argument("--json", type=Path, help="write the scores and survivors there")
+    parser.add_argument("--json", type=Path, default=RESULT, help="of the scores and survivors; default %(default)s")
     arguments = parser.parse_args()
     chosen = [module for module in PURE if not arguments.modules or module.startswith(tuple(arguments.modules))]
     if not chosen:
         parser.error(f"no pure module begins like that; they are: {', '.join(PURE)}")
     scores = [judge(module, arguments.children) for module in track(chosen, "mutating", console=Console(stderr=True))]
-    show(scores)
-    if arguments.json:
-        write_result(arguments.json, {**describe(), "goal": GOAL, "modules": [asdict(score) for score in scores]})
+    last = json.loads(arguments.json.read_text())["modules"] if arguments.json.exists() else []
+    known = {score["module"]: score for score in last if score["module"] in PURE}
+    show(scores, {module: score["survivors"] for module, score in known.items()})
+    rows = known | {score.module: {**asdict(score), "commit": describe()["commit"]} for score in scores}
+    write_result(arguments.json, {**describe(), "goal": GOAL, "modules": [rows[module] for module in sorted(rows)]})
     return int(any(score.share < GOAL for score in scores))
 
 
@@ -85,7 +86,7 @@ def judge(module: str, children: int) -> Score:
         configure(copy, module, judges_of(module))
         python(copy, "-m", "mutmut", "run", "--max-children", str(children))
         survivors: list[str] = []
-        mutants = killed = equivalent = 0
+        mutants = killed = 0
         for mutant in json.loads(python(copy, "-c", REPORT)):
             before, after = changed_lines(mutant["diff"])
             if only_words(before, after):
@@ -93,11 +94,9 @@ def judge(module: str, children: int) -> Score:
             mutants += 1
             if mutant["status"] in KILLED:
                 killed += 1
-            elif (before, after) in EQUIVALENT.get(module, {}):
-                equivalent += 1
             else:
                 survivors.append(f"{before} -> {after}")
-        return Score(module, mutants, killed, equivalent, survivors)
+        return Score(module, mutants, killed, survivors)
 
 
 def copy_sources(copy: Path) -> None:
@@ -152,17 +151,16 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def show(scores: list[Score]) -> None:
-    table = Table("module", "mutants", "killed", "equivalent", "share", f">= {GOAL:.0%}")
-    for score in scores:
-        numbers = (score.mutants, score.killed, score.equivalent)
-        table.add_row(
-            score.module, *map(str, numbers), f"{score.share:.0%}", "met" if score.share >= GOAL else "missed"
-        )
+def show(scores: list[Score], known: dict[str, list[str]]) -> None:
+    """`known`: the survivors of the last run, by module."""
+    table = Table("module", "mutants", "killed", "share", f">= {GOAL:.0%}")
     console = Console()
     for score in scores:
+        met = "met" if score.share >= GOAL else "missed"
+        table.add_row(score.module, str(score.mutants), str(score.killed), f"{score.share:.0%}", met)
         for survivor in score.survivors:
-            console.print(f"{score.module}: {survivor}", markup=False, highlight=False)
+            if survivor not in known.get(score.module, ()):
+                console.print(f"{score.module}: {survivor}", markup=False, highlight=False)
     console.print(table)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutate.diffs import changed_lines, only_words
 from tests.mutate.modules import PURE, judges_of
-from tests.mutate.survivors import EQUIVALENT, changed_lines, only_words
 from tests.mutate.undecorated import undecorated
 
 
@@ -31,10 +31,3 @@ def test_a_function_loses_the_decorators_that_would_hide_it_and_keeps_its_lines(
     assert undecorated(source) == "\ndef f():\n    pass\n\n\n\n\ndef g():\n    pass\n"
     kept = "@contextmanager\ndef f():\n    pass\n@inlined\nclass A:\n    @property\n    def g(self): ...\n"
     assert undecorated(kept) == kept
-
-
-@pytest.mark.parametrize("module", EQUIVALENT)
-def test_what_is_known_to_change_nothing_is_still_in_the_module(module: str) -> None:
-    assert module in PURE
-    source = " ".join(line.strip() for line in Path(module).read_text().splitlines())
-    assert [before for before, _ in EQUIVALENT[module] if before not in source] == []
