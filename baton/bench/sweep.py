@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ class Sweep:
 
     async def run(self, endpoint: Endpoint, wishes: Wishes, begin: Begin) -> tuple[str, list[Point]]:
         """The model's name, and what was measured. Raises ConfigError, UnavailableError."""
-        with closing(endpoint):
+        async with endpoint:
             model = wishes.model or await _only_model(endpoint)
             wishes = replace(wishes, model=model)
             words_per_token = await _probed(endpoint, wishes)
