@@ -32,8 +32,8 @@ from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.config.step_times import StepTimes
 from simulator.advice.traffic import RandomTraffic
+from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, simulate
-from simulator.workload import Requests
 
 PROMPT, OUTPUT = (100, 2000), (20, 120)
 MAX_RUNNING, MAX_BATCH_TOKENS = 256, 2048

@@ -27,13 +27,14 @@ from numba.typed import List
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.planner.workload import BIN_S, BINS_PER_DAY, chat_lengths, requests_of
 from benchmarks.routing.report import machine, write_results
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
+from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
 from simulator.stepwise.kernel import ENDED, go_on
 from simulator.stepwise.state import Fleet, Ints, new_state
-from simulator.workload import BIN_S, BINS_PER_DAY, Requests, chat_lengths, requests_of
 
 RATE = 8.0  # requests/s of a worker
 LEAST_EVENTS_PER_S, MOST_DAY_S, MOST_RATIO = 3e6, 120.0, 1.25

@@ -9,14 +9,15 @@ import structlog
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from benchmarks.planner.day import Outcome, Setting, follow, simulate
+from benchmarks.planner.fleet import Delays
+from benchmarks.planner.oracle import Capacities, smallest
+from benchmarks.planner.serving import Hardware, Limits
+from benchmarks.planner.workload import BIN_S, Lengths, chat_lengths, day_of, read_rates, requests_of, trace_lengths
 from planner.journal import Line
 from runtime.config.planner import LimitsConfig, PlannerConfig, TargetsConfig
 from runtime.config.serving import MockConfig
-from simulator.day import Outcome, Setting, follow, simulate
-from simulator.fleet import Delays
-from simulator.oracle import Capacities, smallest
-from simulator.serving import Hardware, Limits
-from simulator.workload import BIN_S, Lengths, Requests, chat_lengths, day_of, read_rates, requests_of, trace_lengths
+from simulator.requests import Requests
 
 SPEED = 0.25  # of the mock engine's defaults (8B on one H200): a worker is as fast as with a model of about 32B
 TTFT_S, ITL_S = 1.5, 0.06

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.workload import Requests
+from simulator.compiled import Floats, Ints
+from simulator.requests import Requests
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 PARTS = 20  # of a trace, drawn with replacement
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simulator.kernel import pairs_of, part
+from simulator.compiled import pairs_of, part
 from simulator.stepwise.state import DECODES, MOST_PROMPTS, NOBODY, WAITING, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.

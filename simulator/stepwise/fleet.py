@@ -5,16 +5,13 @@ from functools import cached_property
 
 import numpy as np
 from msgspec.structs import astuple
-from numpy.typing import NDArray
 
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
-from simulator.kernel import BUCKET_LOG
+from simulator.compiled import BUCKET_LOG, Floats, Ints
+from simulator.requests import Requests
 from simulator.stepwise.kernel import run
 from simulator.stepwise.state import Fleet, new_state
-from simulator.workload import Requests
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Answers:
     requests: Requests
     first_s: Floats  # [requests] time of the first token
     end_s: Floats  # [requests] of the last
-    gaps: NDArray[np.int64]  # histogram of the times between tokens, see `gap_ms`
+    gaps: Ints  # histogram of the times between tokens, see `gap_ms`
     events: int
 
     @cached_property

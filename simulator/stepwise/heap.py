@@ -3,7 +3,7 @@
 An entry is the count of the worker's steps at which a sequence ends, times 2^32, plus the number of its request.
 """
 
-from simulator.kernel import Ints, part
+from simulator.compiled import Ints, part
 
 
 @part

@@ -19,7 +19,7 @@ Times are in seconds, KV memory in tokens.
 import math
 from typing import Any
 
-from simulator.kernel import bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
+from simulator.compiled import Floats, bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
 from simulator.stepwise.chunks import fits, share_out, start_prompts
 from simulator.stepwise.heap import pop, push
 from simulator.stepwise.placing import note_load, placed
@@ -32,7 +32,6 @@ from simulator.stepwise.state import (
     STEP_END,
     WAITING,
     Fleet,
-    Floats,
     State,
     Worker,
     append,

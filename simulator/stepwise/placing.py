@@ -20,12 +20,12 @@ a part of the prompt is cached.
 import math
 from typing import Any
 
-from simulator.kernel import decode_seconds, pairs_of, part, prefill_seconds
+from router.placement.cost import LOWEST
+from simulator.compiled import decode_seconds, pairs_of, part, prefill_seconds
 from simulator.stepwise.state import DECODES, FAR, IDLE, LEAST, NEAR, NOBODY, PREFILLS, Fleet, State
 from simulator.stepwise.winner_tree import change
 
 SCANNED = 32
-LOWEST = 3.0  # as in router/placement/cost.py
 
 
 @part

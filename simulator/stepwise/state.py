@@ -5,12 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.kernel import BUCKETS, part
+from simulator.compiled import BUCKETS, Floats, Ints, part
+from simulator.requests import Requests
 from simulator.stepwise.winner_tree import Trees, change, new_trees
-from simulator.workload import Requests
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Worker = Any  # one element of State.workers
 
 NOBODY = -1  # no worker, or no request

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.kernel import part
+from simulator.compiled import part
 
 NODE = np.dtype([("key", "f8"), ("worker", "i8")])
 Trees = NDArray[np.void]

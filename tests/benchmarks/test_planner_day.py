@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.planner.case import Result
+from benchmarks.planner.oracle import smallest
+from benchmarks.planner.workload import chat_lengths, day_of, requests_of
 from benchmarks.planner_day import summary
-from simulator.oracle import smallest
-from simulator.workload import chat_lengths, day_of, requests_of
 
 
 def result(policy: str = "slo", seed: int = 0, **changes: float) -> Result:

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.planner import ALL_VERBS, Observation, Role, Verb, WorkerView
+from benchmarks.planner.event_loop import run_simulated
 from planner.acting.connector import ConnectorError
 from planner.journal import Decided, EffectEnded, Line, Started
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig
 from runtime.errors import UnavailableError
-from simulator.event_loop import run_simulated
 from tests.planner.observations import observation
 
 CONFIG = PlannerConfig(

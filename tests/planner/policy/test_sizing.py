@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
+from benchmarks.planner.day import Setting, follow
+from benchmarks.planner.fleet import Delays
+from benchmarks.planner.serving import Hardware, Limits
+from benchmarks.planner.workload import chat_lengths, requests_of
 from planner.policy.queueing import waits_longer
 from planner.policy.sizing import (
     MAX_WORKERS,
@@ -20,10 +24,6 @@ from planner.policy.sizing import (
 from runtime.config.planner import TargetsConfig
 from runtime.config.serving import MockConfig
 from runtime.config.step_times import StepTimes, token_pairs
-from simulator.day import Setting, follow
-from simulator.fleet import Delays
-from simulator.serving import Hardware, Limits
-from simulator.workload import chat_lengths, requests_of
 
 ENGINE = MockConfig(speed_up=0.25)
 TIMES = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)  # of that engine

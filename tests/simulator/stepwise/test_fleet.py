@@ -1,17 +1,21 @@
 """The fleet step by step against what can be reckoned by hand, and against the engine's own rules."""
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 
+from benchmarks.planner.workload import chat_lengths, requests_of
+from engine.blocks.block_manager import BlockManager
 from engine.core import prefill_budget, scheduler
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes, token_pairs
+from simulator.requests import Requests
 from simulator.stepwise import chunks
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
 from simulator.stepwise.state import new_state
-from simulator.workload import Requests, chat_lengths, requests_of
+from tests.engine.kv_oracle import make_sequence
 
 TIMES = StepTimes()
 KIND = WorkerKind(TIMES)
@@ -86,6 +90,41 @@ def test_a_step_is_shared_out_as_the_engine_does() -> None:
         shares = prefill_budget.share_out(budget, left)
         assert state.begun["tokens"][0, : len(left)].tolist() == shares
         assert (tokens, pairs) == (sum(shares), sum(token_pairs(0, share) for share in shares))
+
+
+def engines_ttft_ms(prompts: list[int], budget: int) -> list[float]:
+    """When the engine's scheduler has computed prompts of which all but the first come during the first step."""
+    took_ms, ends_ms = 0.0, [0.0] * len(prompts)
+    waiting = scheduler.Scheduler(BlockManager(1024, 16), max_batch_tokens=budget, max_running=64)
+    first = itertools.accumulate(prompts, initial=0)
+    sequences = [
+        make_sequence(str(i), range(at, at + n)) for i, (at, n) in enumerate(zip(first, prompts, strict=False))
+    ]
+    coming = iter(sequences)
+    waiting.add(next(coming))
+    while waiting.has_work:
+        items = waiting.schedule().prefill
+        pairs = sum(token_pairs(item.end - item.num_tokens, item.num_tokens) for item in items)
+        took_ms += TIMES.prefill_ms(sum(item.num_tokens for item in items), pairs)
+        for sequence in coming:
+            waiting.add(sequence)
+        for item in items:
+            item.sequence.num_computed_tokens = item.end
+            if item.sample:
+                ends_ms[int(item.sequence.request_id)] = took_ms
+                waiting.finish(item.sequence)
+    return ends_ms
+
+
+def test_prompts_begin_in_the_step_in_which_the_engine_begins_them() -> None:
+    dice = random.Random(0)
+    for _ in range(60):
+        prompts = [dice.choice((20, 200, 2000)) + dice.randrange(100) for _ in range(dice.randrange(2, 14))]
+        budget = dice.randrange(64, 1500)
+        kind = WorkerKind(TIMES, max_batch_tokens=budget)
+        rows = [(i * 1e-9, tokens, 1) for i, tokens in enumerate(prompts)]
+        answers = simulate(Layout(0, kind, 1, kind), requests(*rows), CONFIG)
+        assert answers.ttft_ms == pytest.approx(engines_ttft_ms(prompts, budget), rel=1e-6)
 
 
 @pytest.mark.parametrize("layout", [Layout(0, KIND, 3, KIND), Layout(1, KIND, 2, KIND)])

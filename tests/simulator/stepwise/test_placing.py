@@ -10,10 +10,10 @@ from router.placement.placement import Weighing, weigh
 from router.workers.account import NO_LIMIT
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes, token_pairs
+from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of
 from simulator.stepwise.placing import note_load, placed
 from simulator.stepwise.state import DECODES, Fleet, State, new_state
-from simulator.workload import Requests
 
 BLOCK = 16
 KIND = WorkerKind(StepTimes())

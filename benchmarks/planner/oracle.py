@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.day import Setting, follow
-from simulator.fleet import Delays
-from simulator.serving import Hardware, Limits
-from simulator.workload import Lengths, requests_of
+from benchmarks.planner.day import Setting, follow
+from benchmarks.planner.fleet import Delays
+from benchmarks.planner.serving import Hardware, Limits
+from benchmarks.planner.workload import Lengths, requests_of
 
 TRIAL_S = 1200.0  # of simulated time, from an empty cluster
 STEPS = 7  # of bisection, to about 1 %

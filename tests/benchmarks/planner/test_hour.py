@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.planner.day import Outcome, Setting, reversals, simulate
+from benchmarks.planner.fleet import Delays
+from benchmarks.planner.serving import Hardware, Limits
+from benchmarks.planner.workload import chat_lengths, requests_of
 from planner.journal import Decided, Line
 from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig, TargetsConfig
 from runtime.config.serving import MockConfig
-from simulator.day import Outcome, Setting, reversals, simulate
-from simulator.fleet import Delays
-from simulator.serving import Hardware, Limits
-from simulator.workload import chat_lengths, requests_of
 
 HARDWARE = Hardware(MockConfig(speed_up=0.25))
 START_S = 20.0

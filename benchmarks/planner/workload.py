@@ -5,30 +5,19 @@ import csv
 import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runtime.errors import ConfigError
+from simulator.compiled import Floats, Ints
+from simulator.requests import Requests
 
 BIN_S = 600.0
 BINS_PER_DAY = 144
 MAX_PROMPT = 8192
 MAX_OUTPUT = 2048
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Lengths = Callable[[np.random.Generator, int], tuple[Ints, Ints]]  # n -> (prompt tokens [n], output tokens [n])
-
-
-class Requests(NamedTuple):
-    """One column per field, [requests], in order of arrival."""
-
-    arrival_s: Floats
-    prompt: Ints  # tokens
-    uncached: Ints  # of these, not in a prefix cache
-    output: Ints  # tokens, at least 1
 
 
 def read_rates(path: Path) -> Floats:

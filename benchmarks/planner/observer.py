@@ -17,9 +17,10 @@ from baton_proto.planner import (
     StepSample,
     WorkerView,
 )
+from benchmarks.planner.fleet import Fleet, Worker
+from benchmarks.planner.serving import ServingCluster, Totals, percentile_ms
 from runtime.config.step_times import token_pairs
-from simulator.fleet import Fleet, Worker
-from simulator.serving import Ints, ServingCluster, Totals, percentile_ms
+from simulator.compiled import Ints
 
 SAMPLE_S = 1.0  # between two samples of the load
 WAITING_WEIGHT = 0.02  # of a waiting request in the KV load

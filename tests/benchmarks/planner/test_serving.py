@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from baton_proto.planner import DECODE, PREFILL
+from benchmarks.planner.serving import Hardware, Limits, ServingCluster
+from benchmarks.planner.workload import chat_lengths, requests_of
 from runtime.config.serving import MockConfig
 from runtime.config.step_times import token_pairs
-from simulator.serving import Hardware, Limits, ServingCluster
-from simulator.workload import Requests, chat_lengths, requests_of
+from simulator.requests import Requests
 
 ENGINE = MockConfig()
 

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Role
+from benchmarks.planner.event_loop import run_simulated
+from benchmarks.planner.fleet import Delays, Fleet
+from benchmarks.planner.observer import SAMPLE_S, FleetObserver
+from benchmarks.planner.serving import Hardware, Limits, ServingCluster
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
 from runtime.config.planner import PlannerConfig
-from simulator.event_loop import run_simulated
-from simulator.fleet import Delays, Fleet
-from simulator.observer import SAMPLE_S, FleetObserver
-from simulator.serving import Hardware, Limits, ServingCluster
-from simulator.workload import Requests
+from simulator.requests import Requests
 
 DOWN = ("drain", "sleep", "remove")
 DRAIN_S = 300.0  # simulated after the end, for answers to end

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_proto.planner import ALL_VERBS, Role, State, Verb
-from simulator.serving import ServingCluster
+from benchmarks.planner.serving import ServingCluster
 
 POLL_S = 0.5  # between two checks whether a worker is drained
 

@@ -6,14 +6,12 @@ The class ServingCluster owns the arrays that `kernel.py` works on.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton_proto.planner import PREFILL, Role
+from benchmarks.planner import kernel
 from runtime.config.serving import MockConfig
-from simulator import kernel
-from simulator.workload import Requests
-
-Ints = NDArray[np.int64]
+from simulator.compiled import BUCKET_LOG, BUCKETS, Ints
+from simulator.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def percentile_ms(histogram: Ints, share: float) -> float | None:
     if not total:
         return None
     bucket = int(np.searchsorted(np.cumsum(histogram), share * total))
-    return float(np.exp((bucket + 0.5) * kernel.BUCKET_LOG))
+    return float(np.exp((bucket + 0.5) * BUCKET_LOG))
 
 
 def _model(hardware: Hardware, limits: Limits) -> kernel.Model:
@@ -122,6 +120,6 @@ def _empty(requests: int, slots: int, max_running: int) -> kernel.State:
         ending=np.zeros((slots, max_running), np.int64),
         first_s=np.zeros(requests),
         counters=np.zeros(kernel.NUM_COUNTERS, np.int64),
-        ttft=np.zeros(kernel.BUCKETS, np.int64),
-        itl=np.zeros(kernel.BUCKETS, np.int64),
+        ttft=np.zeros(BUCKETS, np.int64),
+        itl=np.zeros(BUCKETS, np.int64),
     )

@@ -11,18 +11,14 @@ takes a + b B + c K seconds, and K grows by B per step: x steps take (a + b B + 
 Times are in seconds, KV memory in tokens.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config.step_times import decode_time, prefill_time, token_pairs
-from simulator.workload import Requests
+from simulator.compiled import Floats, Ints, bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
+from simulator.requests import Requests
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Workers = NDArray[np.void]  # of WORKER
 Worker = Any  # one element of Workers
 
@@ -31,29 +27,6 @@ NOTHING, PROMPTS, SEQUENCES = range(3)  # what a worker takes
 ARRIVAL, PROMPT_END, SEQUENCE_END, UNTIL = range(4)  # kinds of events; UNTIL: the time that was asked for
 TTFT_MET, FINISHED, BOTH_MET, OUTPUT_TOKENS = range(4)  # counters
 NUM_COUNTERS = 4
-BUCKETS = 256  # of the histograms of TTFT and ITL, each 4 % wider than the last
-BUCKET_LOG = np.log(1.04)
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def part(function: F, cache: bool = False) -> F:
-    """A compiled function without reference counting, which would cost 40 % of the time; nothing is allocated here."""
-    options: Any = {"_nrt": False, "cache": cache, "forceinline": not cache, "error_model": "numpy"}
-    made: F = numba.njit(**options)(function)
-    return made
-
-
-def entry(function: F) -> F:
-    """A compiled function that numba caches on disk, with all parts that it calls, where a folder can be written."""
-    try:
-        return part(function, cache=True)
-    except RuntimeError:
-        return part(function)
-
-
-# Because numba's cache ignores changes of step_times.py, a test compares the compiled functions with the originals.
-prefill_seconds, decode_seconds, pairs_of = part(prefill_time), part(decode_time), part(token_pairs)
 
 
 class Model(NamedTuple):
@@ -273,8 +246,3 @@ def _pop(size: int, keys: Floats, values: Ints) -> Any:
         i = child
     keys[i], values[i] = key, value
     return top
-
-
-@part
-def bucket(milliseconds: float) -> int:
-    return min(BUCKETS - 1, max(0, int(np.log(max(milliseconds, 1.0)) / BUCKET_LOG)))
