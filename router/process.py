@@ -67,6 +67,7 @@ from runtime.address import format_address, is_loopback
 from runtime.calls.planner import ask_plan
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
+from runtime.compiled import load_compiled
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
@@ -100,7 +101,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = stop_signal()
-    files = await asyncio.to_thread(served_model, config)
+    files, _ = await asyncio.gather(asyncio.to_thread(served_model, config), asyncio.to_thread(load_compiled))
     async with AsyncExitStack() as closing:
         keys = keys if keys.operator else replace(keys, operator=(_own_operator_key(closing),))
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)

@@ -12,7 +12,6 @@ import structlog
 
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
-from runtime.blocks import block_hash
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.incarnation import new_incarnation
@@ -124,7 +123,6 @@ async def serve_worker(
         closing.callback(streams.close)
         closing.callback(role.end_streams)
 
-        await asyncio.to_thread(block_hash.prepare)  # the engine thread loads no module when files are short
         await runtime.read_vocabulary()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)

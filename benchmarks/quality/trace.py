@@ -12,7 +12,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.blocks.xxh3 import block_hashes
 
 TRACE_BLOCK = 512  # tokens that one hash id of the trace stands for
 BATCH_S = 3.0  # the trace's timestamps are rounded to it

@@ -42,7 +42,8 @@ from benchmarks.routing.inputs import (
 )
 from benchmarks.routing.timing import rss_bytes, sample_us
 from router.index.radix_tree import RadixTree
-from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.blocks.xxh3 import block_hashes
 from runtime.discovery.worker_key import WorkerKey
 
 

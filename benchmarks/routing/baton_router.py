@@ -20,7 +20,8 @@ from router.placement.candidates import Request
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
-from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.blocks.block_hash import sequence_hashes
+from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 
 MODEL = "benchmark"

@@ -9,7 +9,6 @@ While keys move from an old table to a new one, both are searched. Invariants, k
 GONE, each is in one of the two tables, both tables have an empty slot.
 """
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,7 +27,7 @@ AHEAD = 128
 Keys = NDArray[np.uint64]
 Values = NDArray[np.uint32]
 
-_KEYS, _VALUES = numba.uint64[::1], numba.uint32[::1]
+_TABLE = "uint64[::1], uint32[::1]"
 _ZERO, _ONE, _SHIFT_32 = U64(0), U64(1), U64(32)
 
 
@@ -82,7 +81,7 @@ def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
     table[gap] = EMPTY
 
 
-@compiled(_KEYS, _VALUES, numba.uint64, returns=numba.uint32)
+@compiled(f"uint32({_TABLE}, uint64)")
 def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
     """The value of a key in one table; 0 when the table lacks it or it is not above GONE."""
     known, slot = _search(table, key)
@@ -90,7 +89,7 @@ def get(table: Keys, values: Values, key: np.uint64) -> np.uint32:
     return value if known and key > GONE else np.uint32(0)
 
 
-@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.uint64, HASHES, numba.uint32, returns=numba.int64)
+@compiled(f"int64({_TABLE}, {_TABLE}, uint64, {HASHES}, uint32)")
 def insert(
     table: Keys, values: Values, old_table: Keys, old_values: Values, moved: np.uint64, keys: Keys, value: np.uint32
 ) -> int:
@@ -116,7 +115,7 @@ def insert(
     return len(keys)
 
 
-@compiled(_KEYS, _VALUES, _KEYS, _VALUES, HASHES, numba.uint32, returns=numba.int64)
+@compiled(f"int64({_TABLE}, {_TABLE}, {HASHES}, uint32)")
 def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, keys: Keys, value: np.uint32) -> int:
     """Gives known keys another value. Returns how many were unknown."""
     missing = 0
@@ -133,7 +132,7 @@ def assign(table: Keys, values: Values, old_table: Keys, old_values: Values, key
     return missing
 
 
-@compiled(_KEYS, _VALUES, _KEYS, HASHES, returns=numba.int64)
+@compiled(f"int64({_TABLE}, uint64[::1], {HASHES})")
 def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
     """Takes out known keys. Returns how many were unknown."""
     missing = 0
@@ -154,7 +153,7 @@ def remove(table: Keys, values: Values, old_table: Keys, keys: Keys) -> int:
     return missing
 
 
-@compiled(_KEYS, _VALUES, _KEYS, _VALUES, numba.int64, numba.int64)
+@compiled(f"void({_TABLE}, {_TABLE}, int64, int64)")
 def move(table: Keys, values: Values, old_table: Keys, old_values: Values, first: int, last: int) -> None:
     """Moves the keys in slots [first, last) of the old table to the new one."""
     for slot in range(first, last):

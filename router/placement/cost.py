@@ -7,12 +7,11 @@ explain`, its gRPC message and the sums over the terms iterate over the rows.
 import math
 from typing import Final, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
-from runtime.compiled import compiled, inlined, together
+from runtime.compiled import compiled, inlined
 from runtime.config.step_times import decode_time, prefill_time
 
 
@@ -59,7 +58,6 @@ QUEUE_FULL: Final = pb.BARRED_REASON_QUEUE_FULL
 NO_ROOM: Final = pb.BARRED_REASON_NO_ROOM
 NOBODY_SHIPS: Final = pb.BARRED_REASON_PREFILL_FULL
 
-_INT, _FLOAT, _BOOL = numba.int64, numba.float64, numba.boolean
 _prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
 
 
@@ -133,14 +131,11 @@ def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) 
 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
-    together(numba.int32[::1], numba.int64[:, ::1], _FLOAT[:, ::1], _BOOL[::1], numba.int32[:, ::1], _FLOAT[:, ::1]),
-    *(_INT, _INT, _BOOL, _BOOL, _INT, _FLOAT),
-    together(_FLOAT, _FLOAT),
-    together(_INT, _INT, _INT, _INT),
-    together(*[_FLOAT] * 7),
-    together(_FLOAT, _FLOAT),
-    *(numba.int8[:, ::1], _FLOAT[:, ::1]),
-    returns=_INT,
+    "int64("
+    "Tuple((int32[::1], int64[:, ::1], float64[:, ::1], boolean[::1], int32[:, ::1], float64[:, ::1])), "
+    "int64, int64, boolean, boolean, int64, float64, "
+    "UniTuple(float64, 2), UniTuple(int64, 4), UniTuple(float64, 7), UniTuple(float64, 2), "
+    "int8[:, ::1], float64[:, ::1])"
 )
 def choose(
     columns: tuple[

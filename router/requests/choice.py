@@ -32,7 +32,7 @@ from router.text.tokenizer import Tokenizer
 from router.workers.inbox import UnreadError
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
-from runtime.blocks.block_hash import block_hashes
+from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (

@@ -19,7 +19,8 @@ from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
 from router.views.hops import hops
 from router.workers.pool import PooledWorker, WorkerPool
-from runtime.blocks.block_hash import SEED, block_hashes
+from runtime.blocks.block_hash import SEED
+from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import PlacementConfig, RouterConfig
 
 SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats

@@ -1,7 +1,8 @@
 """Block and sequence hashes of token lists: the names under which KV blocks are known all over the cluster.
 
-The router hashes prompts to look them up in its radix tree; engines hash the blocks that they compute to publish them.
-One implementation serves both, without torch. Definitions, bit-exact with NVIDIA Dynamo 1.6:
+Engines hash the blocks that they compute to publish them. The router hashes whole prompts, many a second, to look them
+up in its radix tree, with xxh3.py: the same block hashes compiled, which costs a process 0.7 s of CPU to load.
+Definitions, bit-exact with NVIDIA Dynamo 1.6:
 
 - block hash: xxh3_64 over the block's token ids as little-endian u32, seed 1337; full blocks only
 - sequence hash: s_0 = h_0, s_i = xxh3_64(LE64(s_(i-1)) + LE64(h_i), seed 1337); names a block together with its prefix
@@ -12,6 +13,7 @@ blocks.
 """
 
 import hashlib
+import struct
 from typing import Final
 
 import numpy as np
@@ -23,44 +25,25 @@ from baton_proto.kv_events import DEFAULT_HASH_SEED, MAX_HASH_SEED
 SEED: Final = DEFAULT_HASH_SEED
 MASK_64: Final = 2**64 - 1
 TOKEN: Final = np.dtype("<u4")
-WORD: Final = np.dtype("<u8")
 
-BATCHED_SIZES: Final = (8, 16, 24, 32)
-"""Block sizes in tokens for which XXH3 is a short formula, computed for all blocks of a prompt at once."""
-
-
-def prepare() -> None:
-    """Loads all that a hash needs: 0.2 s, or some seconds the first time on a machine; again: nothing. From any thread.
-    Because numba loads modules at the first call too, a hash is computed."""
-    sequence_hashes(block_hashes(np.zeros(BATCHED_SIZES[0], dtype=TOKEN), BATCHED_SIZES[0]))
+_LINK: Final = struct.Struct("<QQ")
 
 
 def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) -> NDArray[np.uint64]:
     """Hashes of the full blocks of `tokens` [num_tokens] -> [num_tokens // block_size]."""
-    num_blocks = len(tokens) // block_size
-    data = np.ascontiguousarray(tokens[: num_blocks * block_size], dtype=TOKEN)
-    hashes = np.empty(num_blocks, dtype=np.uint64)
-    if block_size in BATCHED_SIZES:
-        from runtime.blocks.xxh3 import hash_rows  # not at the top: workers load it while they load their model
-
-        hash_rows(data.view(WORD), block_size * TOKEN.itemsize // WORD.itemsize, np.uint64(seed), hashes)
-        return hashes
-    rows = data.reshape(num_blocks, block_size)
-    for block in range(num_blocks):
-        hashes[block] = xxhash.xxh3_64_intdigest(rows[block], seed)
-    return hashes
+    data = np.ascontiguousarray(tokens, dtype=TOKEN).view(np.uint8).data
+    size = block_size * TOKEN.itemsize
+    starts = range(0, len(data) - size + 1, size)
+    return np.array([xxhash.xxh3_64_intdigest(data[start : start + size], seed) for start in starts], dtype=np.uint64)
 
 
 def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> NDArray[np.uint64]:
     """Chains block hashes [n] -> [n]. `parent`: sequence hash of the block before the first; None: there is none."""
-    from runtime.blocks.xxh3 import hash_chain
-
-    chained = hashes.copy()
-    if parent is not None:
-        hash_chain(hashes, np.uint64(parent), chained)
-    elif len(hashes):
-        hash_chain(hashes[1:], hashes[0], chained[1:])
-    return chained
+    chained = []
+    for block_hash in hashes.tolist():
+        parent = block_hash if parent is None else xxhash.xxh3_64_intdigest(_LINK.pack(parent, block_hash), SEED)
+        chained.append(parent)
+    return np.array(chained, dtype=np.uint64)
 
 
 def lora_seed(name: str) -> int:

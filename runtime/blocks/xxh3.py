@@ -1,14 +1,18 @@
-"""XXH3, 64 bits, of the short inputs that name KV blocks, many at once.
+"""The hashes of block_hash.py for whole prompts: XXH3, 64 bits, of many short inputs in one compiled loop.
 
-Formulas: XXH3_len_17to128_64b and XXH3_len_9to16_64b of the xxHash specification
-(github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
+Formula: XXH3_len_17to128_64b of the xxHash specification (github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md).
 """
 
-import numba
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.blocks import block_hash
 from runtime.compiled import HASHES, U64, compiled, inlined
+
+BATCHED_SIZES: Final = (8, 16, 24, 32)
+"""Block sizes in tokens for which XXH3 is a short formula, computed for all blocks of a prompt at once."""
 
 _SECRET = np.frombuffer(
     bytes.fromhex(
@@ -22,10 +26,19 @@ _SECRET = np.frombuffer(
 _PRIME = U64(0x9E3779B185EBCA87)
 _AVALANCHE = U64(0x165667919E3779F9)
 _LOW_32 = U64(0xFFFFFFFF)
-_LOW_8 = U64(0xFF)
-_SHIFT_8, _SHIFT_32, _SHIFT_37 = U64(8), U64(32), U64(37)
-_CHAIN_SEED = U64(1337)
-_CHAIN_BYTES = U64(16)
+_SHIFT_32, _SHIFT_37 = U64(32), U64(37)
+_WORD = np.dtype("<u8")
+
+
+def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = block_hash.SEED) -> NDArray[np.uint64]:
+    """Hashes of the full blocks of `tokens` [num_tokens] -> [num_tokens // block_size]."""
+    if block_size not in BATCHED_SIZES:
+        return block_hash.block_hashes(tokens, block_size, seed)
+    num_blocks = len(tokens) // block_size
+    data = np.ascontiguousarray(tokens[: num_blocks * block_size], dtype=block_hash.TOKEN)
+    hashes = np.empty(num_blocks, dtype=np.uint64)
+    _hash_rows(data.view(_WORD), block_size * block_hash.TOKEN.itemsize // _WORD.itemsize, np.uint64(seed), hashes)
+    return hashes
 
 
 @inlined
@@ -43,8 +56,8 @@ def _avalanche(total: np.uint64) -> np.uint64:
     return total ^ total >> _SHIFT_32
 
 
-@compiled(HASHES, numba.int64, numba.uint64, numba.uint64[::1])
-def hash_rows(data: NDArray[np.uint64], words: int, seed: np.uint64, out: NDArray[np.uint64]) -> None:
+@compiled(f"void({HASHES}, int64, uint64, uint64[::1])")
+def _hash_rows(data: NDArray[np.uint64], words: int, seed: np.uint64, out: NDArray[np.uint64]) -> None:
     """Hashes of rows of `words` u64 each (4, 8, 12 or 16), given flat in `data`, into `out` [rows].
 
     Works from both ends of a row to its middle. Per 16 bytes it adds the folded product of the two halves, each xored
@@ -62,17 +75,3 @@ def hash_rows(data: NDArray[np.uint64], words: int, seed: np.uint64, out: NDArra
                 data[back - at] ^ _SECRET[key + 2] + seed, data[back - at + 1] ^ _SECRET[key + 3] - seed
             )
         out[row] = _avalanche(total)
-
-
-@compiled(HASHES, numba.uint64, numba.uint64[::1])
-def hash_chain(links: NDArray[np.uint64], parent: np.uint64, out: NDArray[np.uint64]) -> None:
-    """out[i] = hash of the 16 bytes (out[i - 1], links[i]), with `parent` before the first one; seed 1337."""
-    low_key = (_SECRET[3] ^ _SECRET[4]) + _CHAIN_SEED
-    high_key = (_SECRET[5] ^ _SECRET[6]) - _CHAIN_SEED
-    for i in range(len(links)):
-        low, high = parent ^ low_key, links[i] ^ high_key
-        swapped = U64(0)  # the bytes of `low` in reverse
-        for byte in range(8):
-            swapped = swapped << _SHIFT_8 | low >> U64(8 * byte) & _LOW_8
-        parent = _avalanche(_CHAIN_BYTES + swapped + high + _folded_product(low, high))
-        out[i] = parent

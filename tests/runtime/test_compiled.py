@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
 
-from runtime.compiled import HASHES, compiled
+from runtime.compiled import HASHES, compiled, inlined, load_compiled
+
+SUM = compiled(f"uint64({HASHES})")
 
 
+@inlined
 def total(values: Any) -> int:
     result = 0
     for value in values:
@@ -33,10 +35,9 @@ def test_without_a_folder_that_can_be_written_it_is_compiled_all_the_same(
         compile_now: Callable[[Any], Any] = njit(signature)
         return compile_now
 
-    monkeypatch.setattr("runtime.compiled.numba", SimpleNamespace(njit=without_cache))
-    quick = compiled(HASHES, returns=numba.uint64)(total)
+    monkeypatch.setattr(numba, "njit", without_cache)
+    assert SUM(total)(np.array([2**63, 5], dtype=np.uint64)) == 2**63 + 5
     assert asked == [True, False]
-    assert quick(np.array([2**63, 5], dtype=np.uint64)) == 2**63 + 5
 
 
 @pytest.mark.parametrize(("mode", "is_kept"), [(0o755, True), (0o1777, False)])
@@ -46,11 +47,22 @@ def test_nothing_is_taken_from_a_folder_that_others_may_write(
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     folder = Path(numba.njit(None, cache=True)(total).stats.cache_path)
     folder.chmod(mode)
-    assert compiled(HASHES, returns=numba.uint64)(total)(np.arange(10, dtype=np.uint64)) == 45
+    assert SUM(total)(np.arange(10, dtype=np.uint64)) == 45
     assert bool(list(folder.iterdir())) == is_kept
 
 
 def test_bytes_and_arrays_are_taken_alike() -> None:
-    quick = compiled(HASHES, returns=numba.uint64)(total)
+    quick = SUM(total)
     array = np.arange(10, dtype=np.uint64)
     assert quick(array) == quick(np.frombuffer(array.tobytes(), dtype="<u8")) == 45
+
+
+@SUM
+def doubled(values: Any) -> int:
+    return 2 * total(values)
+
+
+def test_machine_code_takes_the_place_of_a_function_of_its_module() -> None:
+    load_compiled()
+    assert isinstance(doubled, numba.core.dispatcher.Dispatcher)
+    assert doubled(np.arange(10, dtype=np.uint64)) == 90

@@ -13,7 +13,6 @@ from engine.vllm.server.cache import ExternalCache
 from engine.vllm.server.core import ServerCore
 from engine.vllm.server.engine import ExternalEngine
 from kvtransfer.slab.layout import SlabLayout
-from runtime.blocks import block_hash
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.config.external import ExternalWorkerConfig
@@ -65,7 +64,6 @@ def prepared(config: ServingConfig) -> Prepared:
     """Raises ConfigError or ModelError."""
     files = served_model(config)
     grammars = GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
-    block_hash.prepare()
     return Prepared(files, weights_fingerprint(files), grammars)
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ from kvtransfer.slab.head_plan import Shard
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
-from runtime.blocks import block_hash
 from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock, served_model
@@ -142,8 +140,6 @@ def build_worker_engine(config: ServingConfig) -> EngineAssembly:
 def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None = None) -> EngineAssembly:
     """`on_rank_lost`: what another thread calls when the engine can compute no more; None: the process ends. Raises
     ConfigError or ModelError."""
-    # It loads while the model is read; whoever hashes before it is loaded waits.
-    threading.Thread(target=block_hash.prepare, name="load block hashing", daemon=True).start()
     files = served_model(config)
     return _mock_engine(files, config) if is_mock(config) else _model_engine(files, config, on_rank_lost)
 

@@ -1,17 +1,19 @@
 """Block hashes, bit for bit as Dynamo computes them (golden vectors) and as the xxhash library does."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 
 from baton_proto.kv_events import MAX_HASH_SEED
-from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, prepare, salted_seed, sequence_hashes
+from runtime.blocks import xxh3
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, salted_seed, sequence_hashes
+from runtime.compiled import load_compiled
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "data" / "block_hashes.json").read_text())
 
@@ -19,28 +21,13 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prepared() -> None:
+def loaded() -> None:
     """The first call may compile, which no example's deadline allows for."""
-    prepare()
+    load_compiled()
 
 
-ALONE = """
-import os, resource, numpy as np
-from runtime.blocks.block_hash import block_hashes, prepare, sequence_hashes
-prepare()
-resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
-print(len(sequence_hashes(block_hashes(np.zeros(160, dtype=np.uint32), 16))))
-"""
-
-
-def test_once_prepared_a_hash_opens_no_file() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=100)
-    assert (done.stdout, done.stderr) == ("10\n", "")
-
-
-def reference(tokens: np.ndarray[tuple[int], np.dtype[np.uint32]], block_size: int, seed: int) -> list[int]:
-    data, step = tokens.astype("<u4").tobytes(), 4 * block_size
-    return [xxhash.xxh3_64_intdigest(data[i : i + step], seed) for i in range(0, len(data) - step + 1, step)]
+EACH_AND_COMPILED = pytest.mark.parametrize("hashed", [block_hashes, xxh3.block_hashes], ids=["each", "compiled"])
+Hashed = Callable[..., NDArray[np.uint64]]
 
 
 def random_tokens(count: int, entropy: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -48,11 +35,12 @@ def random_tokens(count: int, entropy: int) -> np.ndarray[tuple[int], np.dtype[n
 
 
 @pytest.mark.parametrize("vector", GOLDEN["vectors"], ids=lambda v: f"{len(v['tokens'])} in {v['block_size']}s")
-def test_hashes_equal_the_golden_vectors(vector: dict[str, list[int]]) -> None:
+@EACH_AND_COMPILED
+def test_hashes_equal_the_golden_vectors(hashed: Hashed, vector: dict[str, list[int]]) -> None:
     tokens = np.array(vector["tokens"], dtype=np.uint32)
     block_size = vector["block_size"]
     assert isinstance(block_size, int)
-    assert block_hashes(tokens, block_size).tolist() == vector["block_hashes"]
+    assert hashed(tokens, block_size).tolist() == vector["block_hashes"]
 
 
 def test_a_lora_adapter_has_its_own_hashes_as_in_the_golden_vector() -> None:
@@ -70,9 +58,9 @@ def test_a_lora_adapter_has_its_own_hashes_as_in_the_golden_vector() -> None:
     seed=seeds,
     entropy=st.integers(0, 2**32),
 )
-def test_hashes_equal_those_of_xxhash(block_size: int, num_blocks: int, rest: int, seed: int, entropy: int) -> None:
+def test_compiled_hashes_are_the_same(block_size: int, num_blocks: int, rest: int, seed: int, entropy: int) -> None:
     tokens = random_tokens(num_blocks * block_size + rest, entropy)
-    assert block_hashes(tokens, block_size, seed).tolist() == reference(tokens, block_size, seed)
+    assert xxh3.block_hashes(tokens, block_size, seed).tolist() == block_hashes(tokens, block_size, seed).tolist()
 
 
 @given(
@@ -83,19 +71,15 @@ def test_hashes_equal_those_of_xxhash(block_size: int, num_blocks: int, rest: in
 )
 def test_carries_of_extreme_tokens_and_seeds_are_right(lanes: list[int], seed: int) -> None:
     tokens = np.array(lanes * 2, dtype=np.uint32)
-    assert block_hashes(tokens, 16, seed).tolist() == reference(tokens, 16, seed)
+    assert xxh3.block_hashes(tokens, 16, seed).tolist() == block_hashes(tokens, 16, seed).tolist()
 
 
-def test_a_view_of_other_tokens_is_hashed_as_a_copy_of_it_would_be() -> None:
+@EACH_AND_COMPILED
+def test_views_and_other_integer_types_have_the_hashes_of_the_same_numbers(hashed: Hashed) -> None:
     tokens = random_tokens(8000, 3)
-    assert block_hashes(tokens[::2], 16).tolist() == reference(tokens[::2].copy(), 16, SEED)
-    assert block_hashes(tokens[1:], 16).tolist() == reference(tokens[1:].copy(), 16, SEED)
-
-
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_tokens_of_another_integer_type_have_the_hashes_of_the_same_numbers(block_size: int) -> None:
-    tokens = random_tokens(200, 5)
-    assert block_hashes(tokens.astype(np.int64), block_size).tolist() == reference(tokens, block_size, SEED)
+    assert hashed(tokens[::2], 16).tolist() == hashed(tokens[::2].copy(), 16).tolist()
+    assert hashed(tokens[1:], 16).tolist() == hashed(tokens[1:].copy(), 16).tolist()
+    assert hashed(tokens.astype(np.int64), 16).tolist() == hashed(tokens, 16).tolist()
 
 
 @given(st.lists(seeds, max_size=40))
