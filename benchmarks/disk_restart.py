@@ -89,12 +89,12 @@ def measure(name: str, layout: SlabLayout, folder: Path, size: str) -> dict[str,
     manager = BlockManager(layout.num_blocks, layout.block_size, host, disk, found)
     booked_s = time.perf_counter() - began_s
     asks = Sequence("asks", prompts[0], len(prompts[0]), SamplingParams(max_tokens=1, seed=0))
-    hits = manager._hits(asks)
+    hits = manager.cache.table.hits(asks)
     assert len(hits) == len(prompts[0]) // layout.block_size - 1, "all but the last token's block"
     hit_s = time.perf_counter() - began_s
-    runs = manager.runs()
+    runs = manager.cache.runs()
     snapshot_s = time.perf_counter() - began_s
-    manager.close()
+    manager.tiers.close()
     slab.close()
     shutil.rmtree(folder)
     times = {"index read s": read_s, "booked s": booked_s, "hit found s": hit_s, "snapshot made s": snapshot_s}
@@ -208,17 +208,17 @@ def by_the_tier(folder: Path, host: HostKv, layout: SlabLayout, tokens: list[int
     disk = DiskKv(host, files, num_readers)
     manager = BlockManager(layout.num_blocks, layout.block_size, host, disk, files.found())
     news = threading.Event()
-    manager.on_copied(news.set)
+    manager.tiers.on_copied(news.set)
     asks = Sequence("asks", tokens, len(tokens), SamplingParams(max_tokens=1, seed=0))
     began_s = time.perf_counter()
-    while manager.num_read < len(tokens) // layout.block_size:
-        manager.restores(asks)  # again after a read that took so long that nobody would wait for it
+    while manager.tiers.num_read < len(tokens) // layout.block_size:
+        manager.tiers.restores(asks)  # again after a read that took so long that nobody would wait for it
         news.wait(1.0)
         news.clear()
         manager.land()
-        assert manager.num_disk_errors == 0
+        assert manager.tiers.num_disk_errors == 0
     took_s = time.perf_counter() - began_s
-    manager.close()
+    manager.tiers.close()
     return took_s
 
 

@@ -101,7 +101,7 @@ class Server:
         layout = gpu.slab.layout
         self.manager = BlockManager(layout.num_blocks, layout.block_size, host, disk)
         self.news = Event()
-        self.manager.on_copied(self.news.set)
+        self.manager.tiers.on_copied(self.news.set)
         self.engine = Engine(
             gpu.runner, self.manager, max_batch_tokens=budget, max_running=rows, eos_token_ids=frozenset()
         )
@@ -161,12 +161,12 @@ def offloading(gpu: GpuEngine, host: GpuHostKv, rows: int = 256, steps: int = 30
         while server.engine.load().queued_prefill_tokens:
             server.engine.step()
         server.decode(50)
-        before = server.manager.num_moved_down
+        before = server.manager.tiers.num_moved_down
         began = time.perf_counter()
         server.decode(steps)
         torch.cuda.synchronize()
         times[name].append((time.perf_counter() - began) / steps)
-        moved = max(moved, server.manager.num_moved_down - before)
+        moved = max(moved, server.manager.tiers.num_moved_down - before)
         server.drop_all()
         server.manager.clear()
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -193,9 +193,9 @@ def restoring(gpu: GpuEngine, host: GpuHostKv, folder: Path | None) -> dict[str,
     result["device s"] = min(server.first_token_s(f"device {i}", prompt(4, PREFIX)) for i in range(3))
     restored = []
     for i in range(4):
-        raised = server.manager.num_raised
+        raised = server.manager.tiers.num_raised
         restored.append(server.first_token_s(f"host {i}", prompt(1 + (0, 2)[i % 2], PREFIX)[:PREFIX]))
-        result["blocks raised"] = server.manager.num_raised - raised
+        result["blocks raised"] = server.manager.tiers.num_raised - raised
         server.first_token_s(f"between {i}", prompt(10 + i, PREFIX))
         server.first_token_s(f"between too {i}", prompt(20 + i, PREFIX))
     result["host s"] = statistics.median(restored)
@@ -214,9 +214,9 @@ def restoring(gpu: GpuEngine, host: GpuHostKv, folder: Path | None) -> dict[str,
     gaps: dict[str, list[float]] = {}
     for name, seed in (("device", 13), ("host", 23)):
         server.add(name, [*prompt(seed, PREFIX)], 1)
-        raised = server.manager.num_raised
+        raised = server.manager.tiers.num_raised
         gaps[name] = sorted(server.decode(60))[:-4:-1]
-        result[f"raised beside readers, {name}"] = server.manager.num_raised - raised
+        result[f"raised beside readers, {name}"] = server.manager.tiers.num_raised - raised
     result |= {"quiet step ms": statistics.median(quiet) * 1e3}
     result |= {f"longest step ms, {name}": longest[0] * 1e3 for name, longest in gaps.items()}
     result |= {f"longest three, {name}": longest for name, longest in gaps.items()}
@@ -236,7 +236,7 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
     server.first_token_s("first", prompt(1, PREFIX))
     seed = 100
     began = time.perf_counter()
-    cache = server.manager._cache
+    cache = server.manager.cache
     while cache.content(cache._block_of[first_hash(prompt(1, PREFIX))]) is not None:
         server.first_token_s(f"push {seed}", prompt(seed, PREFIX))
         seed += 1
@@ -254,9 +254,9 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
     del targets
     spare.close()
     drop_page_cache(folder / "host-tier")
-    before = server.manager.num_read
+    before = server.manager.tiers.num_read
     took = server.first_token_s("from disk", prompt(1, PREFIX))
-    read = server.manager.num_read - before
+    read = server.manager.tiers.num_read - before
     server.drop_all()
     disk.close()
     return {

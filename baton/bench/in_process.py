@@ -71,7 +71,7 @@ def run_engine(engine: Engine, asks: Asks, temperature: float, done: Callable[[]
             if output.finish is not None:
                 done()
     engine.clear_cache()
-    engine.block_manager.take_events()
+    engine.block_manager.cache.take_events()
     timings = {sequence.request_id: Timing(began_s, prompt_tokens=sequence.num_prompt_tokens) for sequence in sequences}
     for now_s, names, counts in steps:
         for name, count in zip(names, counts, strict=True):

@@ -160,9 +160,9 @@ class SimulatedWorker:
         assert self.step is None
         self._resume()
         landed = self._land()
-        num_raised = self.blocks.num_raised
+        num_raised = self.blocks.tiers.num_raised
         chunks = self._schedule_prefill(now_s)
-        restored = (self.blocks.num_raised - num_raised) * self.blocks.block_size
+        restored = (self.blocks.tiers.num_raised - num_raised) * self.blocks.block_size
         decodes = list(self._decoding)
         if chunks:
             ms = self._prefill_ms(chunks) + (self._decodes_ms(1) if decodes else 0.0)
@@ -203,7 +203,7 @@ class SimulatedWorker:
                     ended.shipped.append(job)
                 else:
                     self._end_prompt(job, step.end_s, ended)
-        ended.events = self.blocks.take_events()
+        ended.events = self.blocks.cache.take_events()
         return ended
 
     def prompts(self) -> list[Job]:
@@ -320,9 +320,9 @@ class SimulatedWorker:
         if sequence.block_table:
             return sequence.num_computed_tokens
         if is_near or sequence.num_looked_up < 0:
-            sequence.num_looked_up = self.blocks.cached_tokens(sequence)
+            sequence.num_looked_up = self.blocks.tiers.cached_tokens(sequence)
         else:
-            sequence.num_looked_up = self.blocks.more_at_hand(sequence, sequence.num_looked_up)
+            sequence.num_looked_up = self.blocks.tiers.more_at_hand(sequence, sequence.num_looked_up)
         size, at_hand = self.blocks.block_size, sequence.num_looked_up
         end = (sequence.num_tokens - 1) // size  # the last token is always computed
         return max(at_hand, coming.start(sequence.sequence_hashes, at_hand // size, end) * size)
@@ -334,7 +334,7 @@ class SimulatedWorker:
             shared = self.blocks.shared_tokens(job.sequence, leader.sequence) if _number(leader) < _number(job) else 0
             if leader.sequence.num_computed_tokens >= shared:
                 continue
-            cached = self.blocks.cached_tokens(job.sequence) if cached < 0 else cached
+            cached = self.blocks.tiers.cached_tokens(job.sequence) if cached < 0 else cached
             if follows(job.sequence.num_tokens - cached, shared - cached, _left(leader), MAX_BATCH_TOKENS):
                 return True
         return False
@@ -365,7 +365,7 @@ class SimulatedWorker:
         before = [one for one in before if one not in late]
         if sum(map(_left, before)) < budget:
             return True
-        left = job.sequence.num_tokens - self.blocks.cached_tokens(job.sequence)
+        left = job.sequence.num_tokens - self.blocks.tiers.cached_tokens(job.sequence)
         return slips_in(left, _left(before[0]))
 
     def _prefill_ms(self, chunks: list[tuple[Job, int]]) -> float:

@@ -4,15 +4,13 @@ The oldest blocks of host memory are copied and move to the disk before their sl
 until then. A block comes back through such a slot, into which its copy is read while its home is still the disk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import merge
 from operator import itemgetter
 
-import numpy as np
-
 from baton_proto.kv_events import DISK
 from engine.blocks.disk_copies import DiskBlock
-from engine.blocks.prefix_cache import CHILD, ROOT, PrefixCache
+from engine.blocks.prefix_cache import PrefixCache
 from engine.blocks.resting import KEPT
 
 RESERVE = 2  # of so many host slots, one can be had at once for a block of the device, because its own is on the disk
@@ -26,11 +24,11 @@ class DiskPrefixCache(PrefixCache):
         can be had at once. What has a copy moves there. Blocks of the device are copied to free slots first."""
         copies = self.copies
         while len(copies.writes) < max_writes:
-            leaving = sum(not self.holds(source) for source in copies.sources)
+            leaving = sum(not self.table.holds(source) for source in copies.sources)
             age, kind = self._lowered.oldest(self._now)
             if age < 0 or (len(self._free_slots) + len(copies.staged) + leaving) * RESERVE >= self.num_slots:
                 return
-            for block in self._without_copy(next(iter(self._lowered.by_kind[kind]))):
+            for block in self.table.path_below(copies.of, next(iter(self._lowered.by_kind[kind]))):
                 if len(copies.writes) == max_writes or block in copies.sources or not self._make_copy(age):
                     return  # a source without a copy: a write that does not count any more has not ended
                 if block < self.num_blocks:
@@ -55,7 +53,7 @@ class DiskPrefixCache(PrefixCache):
         copies = self.copies
         queues = self._resting.youngest(self._now), self._lowered.youngest(self._now)
         for age, leaf in merge(*queues, key=itemgetter(0)):
-            for block in self._without_copy(leaf):
+            for block in self.table.path_below(copies.of, leaf):
                 if len(copies.writes) >= max_writes or block in copies.sources or not self._make_copy(age):
                     return True
                 if block < self.num_blocks and not self._spare_slot():
@@ -67,7 +65,7 @@ class DiskPrefixCache(PrefixCache):
         """Whether there is a free slot; blocks of host memory move to their copies for it, the oldest first."""
         while not self._free_slots and not self.copies.staged:
             queue = self._lowered.by_kind[kind := self._lowered.oldest(self._now)[1]]
-            if not queue or self._sequence_hashes[next(iter(queue))] not in self.copies.of:
+            if not queue or self.table.sequence_hashes[next(iter(queue))] not in self.copies.of:
                 return False
             self._give_up_slot(kind)
         return self._make_slot(0)
@@ -78,18 +76,7 @@ class DiskPrefixCache(PrefixCache):
         if block < self.num_blocks:
             source = self._free_slots.pop()
             self.moved_down[source] = block
-        self.copies.begin_write(source, self._disk_block(block))
-
-    def _without_copy(self, block: int) -> list[int]:
-        """The block and those above it that have no copy, parents first."""
-        missing = []
-        while self._sequence_hashes[block] not in self.copies.of:
-            missing.append(block)
-            parent = self._parent_of(block)
-            if parent is None:
-                break
-            block = self._block_of[parent]
-        return missing[::-1]
+        self.copies.begin_write(source, self._stored_block(block))
 
     def _make_copy(self, age: float) -> bool:
         """Whether there is a free copy; blocks of the disk of at least that age are forgotten for it."""
@@ -104,9 +91,9 @@ class DiskPrefixCache(PrefixCache):
         """A write has ended. After a failure none of those on their way counts: their parents may be missing."""
         copies = self.copies
         source, sequence_hash = copies.end_write(copy)
-        if ok and self.holds(copy):
+        if ok and self.table.holds(copy):
             copies.staged[copy] = source
-        elif not self.holds(source):
+        elif not self.table.holds(source):
             self._free_slots.append(source)
         if ok:
             return
@@ -114,7 +101,7 @@ class DiskPrefixCache(PrefixCache):
         for lost, at in reversed([(sequence_hash, copy), *later]):  # children first
             if copies.of.get(lost) != at:
                 continue
-            if self._block_of[lost] == at:
+            if self.table.block_of[lost] == at:
                 self._lose(at)
             else:
                 copies.drop(lost)
@@ -128,87 +115,68 @@ class DiskPrefixCache(PrefixCache):
                 continue
             if len(copies.reads) + len(copies.held) >= max(1, self.num_slots // 2) or not self._make_slot(0):
                 return
-            copies.begin_read(block, self._free_slots.pop(), self._disk_block(block))
+            copies.begin_read(block, self._free_slots.pop(), self._stored_block(block))
 
     def was_read(self, copy: int, ok: bool) -> None:
         """A read has ended. A block that could not be read is forgotten, and so are all below it."""
         target = self.copies.end_read(copy)
-        if ok and self.holds(copy) and self.content(copy) is None:
+        if ok and self.table.holds(copy) and self.content(copy) is None:
             self.copies.staged[copy] = target
             return
         self._free_slots.append(target)
-        if self.holds(copy) and not ok:
-            self.lose(copy)
+        if self.table.holds(copy) and not ok:
+            lost = [copy]
+            for one in lost:
+                lost += self.table.children_of(one, self.first_copy)
+            for one in reversed(lost):
+                self._lose(one)
 
-    def lose(self, block: int) -> None:
-        """Forgets a block of a lower tier, and all below it, which lie there too."""
-        lost = [block]
-        for one in lost:
-            lost += self._children_below(one)
-        for one in reversed(lost):
-            self._lose(one)
+    def _lose(self, copy: int) -> None:
+        """Forgets a leaf that lies on the disk."""
+        self._queue_of(copy).pop(copy)
+        self._log.removed(self._forget(copy))
 
-    def _children_below(self, block: int) -> list[int]:
-        """In a time that grows with the lower tiers: for what happens rarely."""
-        parents = np.frombuffer(self._parents, np.uint64)[self.num_blocks :]
-        places = np.frombuffer(self._places, np.uint8)[self.num_blocks :]
-        found = (parents == self._sequence_hashes[block]) & (places == CHILD)
-        return (np.flatnonzero(found) + self.num_blocks).tolist()
-
-    def _lose(self, block: int) -> None:
-        """Forgets a leaf in a lower tier."""
-        self._queue_of(block).pop(block)
-        self._log.removed(self._forget(block))
-        if block < self.first_copy:
-            self._release_slot(block)
-
-    def _disk_block(self, block: int) -> DiskBlock:
-        return DiskBlock(
-            self._sequence_hashes[block],
-            self._parent_of(block),
-            self._block_hashes[block],
-            self._seeds.get(block, 0),
-            self.kept.kind(self._sequence_hashes[block], self._kinds[block]),
-            self._tokens[block].astype("<u4").tobytes(),
-        )
+    def _stored_block(self, block: int) -> DiskBlock:
+        kind = self.kept.kind(self.table.sequence_hashes[block], self.table.kinds[block])
+        return self.table.stored(block, kind)
 
     def adopt(self, found: Iterable[tuple[int, DiskBlock]]) -> None:
         """Takes in copies that an earlier process wrote, the youngest first, but for those whose parents are missing.
-        For an empty cache."""
+        Called on an empty cache."""
         known: dict[int, tuple[int, DiskBlock]] = {}
         for copy, block in found:
             known.setdefault(block.sequence_hash, (copy, block))
-        placed: dict[int, None] = {}  # sequence hashes, parents first
-        lost: set[int] = set()
-        for sequence_hash in known:
-            path: dict[int, None] = {}
-            above: int | None = sequence_hash
-            while above in known and not (above in placed or above in lost or above in path):
-                path[above] = None
-                above = known[above][1].parent
-            if above is None or above in placed:
-                placed |= dict.fromkeys(reversed(path))
-            else:
-                lost |= path.keys()
-        self._grow(self.first_copy + len(self.copies.all))
+        placed = _with_parents(known)
+        self.table.grow(self.first_copy + len(self.copies.all))
         for sequence_hash in placed:
             copy, block = known[sequence_hash]
-            self._block_of[sequence_hash] = self.copies.of[sequence_hash] = copy
-            self._places[copy] = ROOT if block.parent is None else CHILD
-            self._parents[copy] = block.parent or 0
-            self._block_hashes[copy] = block.block_hash
-            self._sequence_hashes[copy] = sequence_hash
-            self._kinds[copy] = min(block.kind, KEPT - 1)
-            self._tokens[copy] = np.frombuffer(block.tokens, "<u4")
-            if block.parent is None:
-                self._seeds[copy] = block.seed
+            self.copies.of[sequence_hash] = copy
+            self.table.put(copy, block, min(block.kind, KEPT - 1))
             self._log.stored(block.parent, [block.block_hash], [sequence_hash], DISK)
+        kinds = self.table.kinds
         for sequence_hash in reversed(placed):  # children first, as they come to rest
             copy, block = known[sequence_hash]
             self._now += 1
-            self._stored.by_kind[self._kinds[copy]][copy] = self._now
+            self._stored.by_kind[kinds[copy]][copy] = self._now
             if block.parent is not None:
-                parent = self._block_of[block.parent]
-                self._kinds[parent] = max(self._kinds[parent], self._kinds[copy])
+                parent = self.table.block_of[block.parent]
+                kinds[parent] = max(kinds[parent], kinds[copy])
         taken = set(self.copies.of.values())
         self.copies.free = [copy for copy in self.copies.free if copy not in taken]
+
+
+def _with_parents(known: Mapping[int, tuple[int, DiskBlock]]) -> list[int]:
+    """Sequence hashes of the known blocks whose parents are all known, parents first."""
+    placed: dict[int, None] = {}
+    lost: set[int] = set()
+    for sequence_hash in known:
+        path: dict[int, None] = {}
+        above: int | None = sequence_hash
+        while above is not None and above in known and not (above in placed or above in lost or above in path):
+            path[above] = None
+            above = known[above][1].parent
+        if above is None or above in placed:
+            placed |= dict.fromkeys(reversed(path))
+        else:
+            lost |= path.keys()
+    return list(placed)

@@ -101,8 +101,8 @@ class Engine:
         self.eos_token_ids = eos_token_ids
         self.clock = clock
         self.timed_steps = TimedSteps()
-        block_manager.compute_s = self.timed_steps.prompt_s
-        block_manager.step_s = self.timed_steps.last_s
+        block_manager.tiers.compute_s = self.timed_steps.prompt_s
+        block_manager.tiers.step_s = self.timed_steps.last_s
         # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
         self.on_batch: Callable[[Batch], LayerDone | None] | None = None
         self._in_flight: deque[_InFlight] = deque()
@@ -143,7 +143,7 @@ class Engine:
         if sequence.status is SequenceStatus.REMOTE:  # it has blocks, which are being copied
             self.release(sequence)
         else:
-            self.block_manager.forgo(sequence)
+            self.block_manager.tiers.forgo(sequence)
 
     def admit(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         """The KV of a reserved sequence has arrived with the token sampled after it: the sequence decodes, or ends.
@@ -193,7 +193,7 @@ class Engine:
         if is_under_way and self._in_flight:
             self._draw()
         may_wait &= bool(self._in_flight) and not batch.prefill
-        events = self.block_manager.take_events()
+        events = self.block_manager.cache.take_events()
         step_ms, self._landed_ms = self._landed_ms, []
         return StepOutput(outputs, events, batch.num_tokens or num_landed, restored, may_wait, step_ms)
 
@@ -364,22 +364,22 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to try. It may still come out empty: see StepOutput."""
-        return bool(self._in_flight) or self.scheduler.has_work or self.block_manager.has_events
+        return bool(self._in_flight) or self.scheduler.has_work or self.block_manager.cache.has_events
 
     def load(self) -> WorkerLoad:
         """All but the leases and the last event id, which the worker fills in."""
         queued_tokens, queued_pairs = self.scheduler.queued_prefill
-        disk_used, disk_total = self.block_manager.num_copies
+        manager, cache = self.block_manager, self.block_manager.cache
         return WorkerLoad(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            blocks_used=self.block_manager.num_used,
-            blocks_cached=self.block_manager.num_cached,
-            blocks_total=self.block_manager.num_blocks,
-            host_blocks_used=self.block_manager.num_lowered,
-            host_blocks_total=self.block_manager.num_slots,
-            disk_blocks_used=disk_used,
-            disk_blocks_total=disk_total,
+            blocks_used=manager.num_used,
+            blocks_cached=manager.num_cached,
+            blocks_total=manager.num_blocks,
+            host_blocks_used=cache.num_lowered,
+            host_blocks_total=cache.num_slots,
+            disk_blocks_used=len(cache.copies.of),
+            disk_blocks_total=len(cache.copies.all),
             queued_prefill_tokens=queued_tokens,
             queued_prefill_pairs=queued_pairs,
             steps=self._num_steps,
@@ -387,8 +387,8 @@ class Engine:
         )
 
     def restoring_ms(self) -> tuple[float, float]:
-        """See `BlockManager.restoring_ms`."""
-        return self.block_manager.restoring_ms()
+        """See `TierTraffic.restoring_ms`."""
+        return self.block_manager.tiers.restoring_ms()
 
     def context_tokens(self) -> int:
         """Tokens of all running sequences."""

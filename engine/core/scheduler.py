@@ -69,6 +69,7 @@ class Scheduler:
         assert max_batch_tokens > 0
         assert max_running > 0
         self.block_manager = block_manager
+        self._tiers = block_manager.tiers
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.waiting = SequenceQueue()
@@ -98,16 +99,16 @@ class Scheduler:
         """Takes blocks for a sequence that is prefilled elsewhere. False: its turn has not come, or what lay in its
         blocks is still being copied; the caller asks again."""
         if sequence.block_table:
-            return not self.block_manager.is_moving(sequence)
+            return not self._tiers.is_moving(sequence)
         self._stamp(sequence)
         if self._starved is not None and self._starved.order < sequence.order:
             return False
-        if self.block_manager.restores(sequence):
+        if self._tiers.restores(sequence):
             return False
         if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
             return False
         sequence.status = SequenceStatus.REMOTE
-        return not self.block_manager.is_moving(sequence)
+        return not self._tiers.is_moving(sequence)
 
     def follows(self, sequence: Sequence, leaders: Run[Sequence]) -> bool:
         """Whether a sequence without blocks had better wait, because an earlier one of `leaders` is about to have what
@@ -116,13 +117,13 @@ class Scheduler:
         leader = sequence.leader
         if leader is not None and leader in leaders and leader.num_computed_tokens < sequence.num_led_tokens:
             return True
-        manager = self.block_manager
-        sequence.leader, cached = None, -1
+        size, cached = self.block_manager.block_size, -1
+        sequence.leader = None
         for leader in leaders:
-            shared = manager.shared_tokens(sequence, leader) if leader.order < sequence.order else 0
+            shared = sequence.shared_tokens(leader, size) if leader.order < sequence.order else 0
             if leader.num_computed_tokens >= shared:
                 continue
-            cached = manager.cached_tokens(sequence) if cached < 0 else cached
+            cached = self._tiers.cached_tokens(sequence) if cached < 0 else cached
             left = leader.num_tokens - leader.num_scheduled_tokens
             if follows(sequence.num_tokens - cached, shared - cached, left, self.max_batch_tokens):
                 sequence.leader, sequence.num_led_tokens = leader, shared
@@ -247,7 +248,7 @@ class Scheduler:
             if self._dated.first:
                 self._start_in_danger(prompts, budget)
             self._start_waiting(prompts, budget)
-        near = [sequence for sequence in prompts if not sequence.moves or self.block_manager.is_near(sequence)]
+        near = [sequence for sequence in prompts if not sequence.moves or self._tiers.is_near(sequence)]
         if near or not alone:
             prompts = near
         items: list[ScheduledSequence] = []
@@ -278,7 +279,7 @@ class Scheduler:
             if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, behind):
                 continue
             num_seen += 1
-            if self.block_manager.restores(sequence):
+            if self._tiers.restores(sequence):
                 continue
             place = bisect_left(prompts, sequence.order, key=_order)
             before = prompts if sequence in last else [one for one in prompts[:place] if one not in late]
@@ -324,11 +325,11 @@ class Scheduler:
         """Which tokens of its prompt a sequence has still to compute, [start, end), after those that are due sooner."""
         if sequence.status is not SequenceStatus.WAITING:
             return sequence.num_scheduled_tokens, sequence.num_prefill_tokens
-        manager, size = self.block_manager, self.block_manager.block_size
+        tiers, size = self._tiers, self.block_manager.block_size
         if is_near or sequence.num_looked_up < 0:
-            sequence.num_looked_up = manager.tokens_at_hand(sequence)
+            sequence.num_looked_up = tiers.tokens_at_hand(sequence)
         else:
-            sequence.num_looked_up = manager.more_at_hand(sequence, sequence.num_looked_up)
+            sequence.num_looked_up = tiers.more_at_hand(sequence, sequence.num_looked_up)
         at_hand, hashes = sequence.num_looked_up, sequence.sequence_hashes
         end = min(len(hashes), (sequence.num_tokens - 1) // size)  # the last token is always computed
         return max(at_hand, coming.start(hashes, at_hand // size, end) * size), sequence.num_tokens
@@ -344,10 +345,10 @@ class Scheduler:
                 if self.follows(sequence, leaders):
                     continue
                 passed = self.waiting[0]
-                if self._needs_place(passed) and not self.block_manager.restores(passed):
+                if self._needs_place(passed) and not self._tiers.restores(passed):
                     return
                 kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
-                if self.block_manager.restores(sequence) or not self._start(sequence, self._headroom() + kept):
+                if self._tiers.restores(sequence) or not self._start(sequence, self._headroom() + kept):
                     continue
                 insort(prompts, sequence, key=_order)
                 leaders.append(sequence)
@@ -371,7 +372,7 @@ class Scheduler:
             return True
         first = before[0]
         return first.priority == sequence.priority and slips_in(
-            sequence.num_tokens - self.block_manager.cached_tokens(sequence), _left(first)
+            sequence.num_tokens - self._tiers.cached_tokens(sequence), _left(first)
         )
 
     def _start(self, sequence: Sequence, keep_available: int) -> bool:

@@ -9,7 +9,7 @@ from kvtransfer.slab.slab import Slab
 
 
 class RankedTier:
-    """Implements `engine.blocks.block_manager.LowerTier` on rank 0. A copy is made on all ranks when a call returns,
+    """Implements `engine.blocks.lower_tier.LowerTier` on rank 0. A copy is made on all ranks when a call returns,
     because afterwards a peer may be let in to write the blocks. Raises RankLostError."""
 
     def __init__(self, own: HostTier, ranks: Ranks) -> None:

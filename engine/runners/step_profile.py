@@ -80,4 +80,4 @@ class StepProfile:
                 raise ModelError("profile", failed[0] or "an engine step failed")
             yield from self._engine.timed_steps.take()
         self._engine.clear_cache()
-        self._engine.block_manager.take_events()
+        self._engine.block_manager.cache.take_events()

@@ -6,6 +6,7 @@ block table, the engine appends its tokens; workers create and read it.
 
 import enum
 from array import array
+from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
@@ -191,6 +192,19 @@ class Sequence:
         parent = self.sequence_hashes[-1] if known else None
         self.block_hashes.extend(new.tolist())
         self.sequence_hashes.extend(sequence_hashes(new, parent).tolist())
+
+    def hash_reusable_blocks(self, block_size: int) -> int:
+        """Hashes the blocks that need not be computed where they are cached, and returns how many they are."""
+        num_blocks = min(self.num_tokens - 1, self.num_cacheable_tokens) // block_size
+        self.hash_blocks(num_blocks, block_size)
+        return num_blocks
+
+    def shared_tokens(self, other: "Sequence", block_size: int) -> int:
+        """Leading tokens in whole blocks that this prompt has in common with another one that has blocks, by their
+        hashes, and that need not be computed for this one where they are cached."""
+        ours, theirs = self.sequence_hashes, other.sequence_hashes
+        end = min(self.hash_reusable_blocks(block_size), len(theirs))
+        return bisect_left(range(end), True, key=lambda i: ours[i] != theirs[i]) * block_size
 
     def block_tokens(self, first: int, end: int, block_size: int) -> NDArray[np.uint32]:
         """Tokens of hashed blocks [first, end) -> [end - first, block_size]. Drop it before more blocks are hashed,

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import structlog
 
-from engine.blocks.block_manager import LowerTier
+from engine.blocks.lower_tier import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.available_memory import available_bytes

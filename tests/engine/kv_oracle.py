@@ -204,5 +204,5 @@ class EventReplica:
 def snapshot(manager: BlockManager) -> dict[int, int | None]:
     """runs() replayed: it must be applicable in its own order."""
     replica = EventReplica()
-    replica.apply(manager.runs())
+    replica.apply(manager.cache.runs())
     return replica.parents

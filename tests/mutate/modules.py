@@ -8,6 +8,8 @@ PURE: Final = (
     "engine/blocks/disk_prefixes.py",
     "engine/core/prefill_budget.py",
     "engine/blocks/prefix_cache.py",
+    "engine/blocks/prefix_table.py",
+    "engine/blocks/tier_traffic.py",
     "engine/blocks/kept.py",
     "engine/sequences/moves.py",
     "engine/blocks/resting.py",
@@ -54,6 +56,16 @@ ALSO: Final = {
         "tests/engine/core/test_disk_waits.py",
         "tests/engine/blocks/test_flush.py",
         "tests/engine/blocks/test_lower_tier.py",
+    ),
+    "engine/blocks/prefix_table.py": (
+        "tests/engine/blocks/test_prefix_cache.py",
+        "tests/engine/blocks/test_prefix_collisions.py",
+        "tests/engine/blocks/test_disk_prefixes.py",
+    ),
+    "engine/blocks/tier_traffic.py": (
+        "tests/engine/blocks/test_tier_calls.py",
+        "tests/engine/blocks/test_lower_tier.py",
+        "tests/engine/core/test_disk_waits.py",
     ),
     "engine/blocks/prefix_cache.py": (
         "tests/engine/blocks/test_block_manager.py",

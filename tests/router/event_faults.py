@@ -158,7 +158,7 @@ class FaultyWorker:
             self._end(rng.choice(self._running))
         if rng.random() < 0.003:
             self.manager.clear()
-        if events := self.manager.take_events():
+        if events := self.manager.cache.take_events():
             self.publisher.publish(events)
         if self._faults.strikes("unknown parent", 0.005):
             orphan = Stored(rng.getrandbits(63) | 1, rng.randbytes(8), rng.randbytes(8))
@@ -180,7 +180,7 @@ class FaultyWorker:
         if self._faults.strikes("snapshot refused", 0.2):
             raise ConnectionError("not now")
         self.snapshots += 1
-        event_id, runs = self.publisher.last_event_id, self.manager.runs()
+        event_id, runs = self.publisher.last_event_id, self.manager.cache.runs()
         half = len(runs) // 2
         yield SnapshotChunk(self.key[1], event_id, runs[:half], last=False)
         await asyncio.sleep(0.002)
@@ -195,7 +195,7 @@ class FaultyWorker:
         )
 
     def table(self) -> set[tuple[int, int]]:
-        return _homes(self.manager.runs())
+        return _homes(self.manager.cache.runs())
 
     def load(self) -> WorkerLoad:
         return WorkerLoad(blocks_cached=self.manager.num_cached, last_event_id=self.publisher.last_event_id)

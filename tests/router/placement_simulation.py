@@ -262,7 +262,7 @@ class Simulation:
     # --- what the planes carry ----------------------------------------------------------------------------------------
 
     def _publish(self, worker: SimulatedWorker) -> None:
-        events = worker.manager.take_events()
+        events = worker.manager.cache.take_events()
 
         def arrived() -> None:
             for router in self.routers:

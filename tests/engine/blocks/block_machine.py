@@ -1,8 +1,11 @@
 """Random traffic against a block manager, whose oracle is a dict of what each block holds."""
 
 from collections.abc import Iterable
+from unittest import TestCase
 
 import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton_proto.kv_events import KvEvent, Stored
@@ -85,7 +88,7 @@ class BlockMachine(RuleBasedStateMachine):
         hashes = sequence.sequence_hashes
         depth = next((i for i in range(limit) if hashes[i] not in cached), limit)
         if self.disk is not None:  # what lies on the disk alone does not count
-            depth = min(depth, self.manager.cached_tokens(sequence) // self.BLOCK_SIZE)
+            depth = min(depth, self.manager.tiers.cached_tokens(sequence) // self.BLOCK_SIZE)
         missing = self.manager.blocks_for(len(tokens)) - len(referenced.intersection(hashes[:depth]))
         fits = self.manager.allocate(sequence, keep_available=keep)
         assert fits == (missing + keep <= available)
@@ -171,7 +174,7 @@ class BlockMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.manager.clear()
-        assert self.manager.num_cached == self.manager.num_lowered == 0
+        assert self.manager.num_cached == self.manager.cache.num_lowered == 0
 
     @precondition(lambda self: not self.sequences)
     @rule()
@@ -195,7 +198,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule()
     def events_tell_exactly_what_is_cached(self) -> None:
-        events = self.manager.take_events()
+        events = self.manager.cache.take_events()
         self.replica.apply(events)
         assert self.replica.parents == snapshot(self.manager)
         self.told(events)
@@ -221,10 +224,10 @@ class HomesMachine(BlockMachine):
     def told(self, events: list[KvEvent]) -> None:
         for event in events:
             self.tree.apply(WORKER, event)
-        block_of = self.manager._cache._block_of
+        block_of = self.manager.cache.table.block_of
         first_copy = self.NUM_BLOCKS + self.NUM_SLOTS
         truth = {name: (block >= self.NUM_BLOCKS) + (block >= first_copy) for name, block in block_of.items()}
-        assert self.replica.homes == homes(self.manager.runs()) == homes(self.tree.dump(WORKER)) == truth
+        assert self.replica.homes == homes(self.manager.cache.runs()) == homes(self.tree.dump(WORKER)) == truth
 
 
 class TieredBlockMachine(HomesMachine):
@@ -247,7 +250,7 @@ class LateBlockMachine(HomesMachine):
     def begin(self, sequence: Sequence) -> None:
         if not sequence.moves:
             super().begin(sequence)
-        elif not self.manager.is_moving(sequence):  # only its hit is: a peer writes the other blocks at once
+        elif not self.manager.tiers.is_moving(sequence):  # only its hit is: a peer writes the other blocks at once
             for block in sequence.block_table[sequence.num_committed_blocks :]:
                 self.content[block] = ()
 
@@ -301,12 +304,12 @@ class DiskBlockMachine(HomesMachine):
         for tokens in some:
             sequence = self.new_sequence(tokens, pinned=False)
             sequence.hint = hint
-            while works and self.manager.restores(sequence):
+            while works and self.manager.tiers.restores(sequence):
                 self.disk_works_off_everything()
-            if not self.manager.restores(sequence) and self.allocate_to(sequence, 0):
+            if not self.manager.tiers.restores(sequence) and self.allocate_to(sequence, 0):
                 self.compute_everything(-1)
                 self.free(-1, ends=True)
-            self.manager.forgo(sequence)
+            self.manager.tiers.forgo(sequence)
 
     @rule(often=often)
     def clear(self, often: bool) -> None:  # type: ignore[override]
@@ -328,16 +331,16 @@ class DiskBlockMachine(HomesMachine):
     def content_on_disk(self) -> None:
         """Everything in memory gets to the disk, as far as it has room."""
         self.files.max_writes = 2
-        while self.manager.flush():
+        while self.manager.tiers.flush():
             self.disk_works_off_everything()
-        cache = self.manager._cache
+        cache = self.manager.cache
         if not self.waiting:
-            assert len(cache.copies.of) == min(len(cache), self.NUM_COPIES)
+            assert len(cache.copies.of) == min(len(cache.table.block_of), self.NUM_COPIES)
 
     @rule(tokens=prompts, pinned=st.booleans())
     def restore(self, tokens: list[int], pinned: bool) -> None:
         sequence = self.new_sequence(tokens, pinned)
-        if self.manager.restores(sequence):
+        if self.manager.tiers.restores(sequence):
             assert not self.files.late
             self.waiting.append(sequence)
 
@@ -345,16 +348,16 @@ class DiskBlockMachine(HomesMachine):
     @rule(index=st.integers(0, 99), keep=st.integers(0, 3))
     def wait_no_more(self, index: int, keep: int) -> None:
         sequence = self.waiting[index % len(self.waiting)]
-        if self.manager.restores(sequence):
+        if self.manager.tiers.restores(sequence):
             return
         self.waiting.remove(sequence)
         if not self.allocate_to(sequence, keep):
-            self.manager.forgo(sequence)
+            self.manager.tiers.forgo(sequence)
 
     @precondition(lambda self: self.waiting)
     @rule(index=st.integers(0, 99))
     def forgo(self, index: int) -> None:
-        self.manager.forgo(self.waiting.pop(index % len(self.waiting)))
+        self.manager.tiers.forgo(self.waiting.pop(index % len(self.waiting)))
 
     @rule(
         works=st.lists(st.tuples(st.booleans(), st.sampled_from([True, True, False])), min_size=1, max_size=4),
@@ -380,7 +383,7 @@ class DiskBlockMachine(HomesMachine):
     def disk_changes(self, late: bool, max_writes: int) -> None:
         self.files.late, self.files.max_writes = late, max_writes
         self.manager.land()
-        assert not late or not any(self.manager.restores(sequence) for sequence in self.waiting)
+        assert not late or not any(self.manager.tiers.restores(sequence) for sequence in self.waiting)
 
     @rule(often=often, works=st.booleans())
     def process_dies(self, often: bool, works: bool) -> None:
@@ -404,7 +407,7 @@ class DiskBlockMachine(HomesMachine):
 
     def teardown(self) -> None:
         for sequence in self.waiting:
-            self.manager.forgo(sequence)
+            self.manager.tiers.forgo(sequence)
         self.files.finish()
         self.manager.land()
         super().teardown()
@@ -420,3 +423,16 @@ class LateDiskBlockMachine(LateBlockMachine, DiskBlockMachine):
     def vacate(self, often: bool) -> None:  # type: ignore[override]
         if not often:
             super().vacate()
+
+
+def few_and_many(machine: type[BlockMachine], many: int, steps: int) -> tuple[type[TestCase], type[TestCase]]:
+    """The machine's tests: with a few examples, and with many, which is slow."""
+
+    class Few(machine.TestCase):  # type: ignore[name-defined,misc]
+        settings = settings(max_examples=many // 10, stateful_step_count=steps, deadline=None)
+
+    @pytest.mark.slow
+    class Many(machine.TestCase):  # type: ignore[name-defined,misc]
+        settings = settings(max_examples=many, stateful_step_count=steps, deadline=None)
+
+    return Few, Many

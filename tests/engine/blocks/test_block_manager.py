@@ -1,15 +1,13 @@
 """The block manager by itself: a few cases by hand, then anything at all against a plain dict."""
 
-import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
 
 from baton_proto.kv_events import Cleared, Removed, Stored
 from engine.blocks.block_manager import BlockManager
 from engine.blocks.resting import LONG_TOKENS, OUTPUT, SHORT
-from tests.engine.blocks.block_machine import BlockMachine, compute
+from tests.engine.blocks.block_machine import BlockMachine, compute, few_and_many
 from tests.engine.kv_oracle import EventReplica, make_sequence, u64
 
 
@@ -48,7 +46,7 @@ def test_a_sequence_moves_to_the_canonical_block_when_another_was_faster() -> No
     assert b.block_table[:2] == a.block_table[:2]
     assert b.block_table[2] != a.block_table[2]
     assert manager.num_free == free + 2
-    [event] = manager.take_events()
+    [event] = manager.cache.take_events()
     assert isinstance(event, Stored)
     assert len(u64(event.sequence_hashes)) == 2
     assert manager.check_integrity() == []
@@ -82,9 +80,9 @@ def test_eviction_takes_leaves_first_and_the_least_recently_used_chain_first() -
     manager.free(old)
     manager.free(young)
     assert (manager.num_free, manager.num_cached, manager.num_used) == (0, 4, 0)
-    manager.take_events()
+    manager.cache.take_events()
     assert manager.allocate(make_sequence("new", range(90, 101)))
-    [event] = manager.take_events()
+    [event] = manager.cache.take_events()
     assert isinstance(event, Removed)
     assert u64(event.sequence_hashes) == [*reversed(old.sequence_hashes), young.sequence_hashes[1]]
     assert manager.check_integrity() == []
@@ -155,13 +153,13 @@ def test_allocation_that_does_not_fit_changes_nothing() -> None:
     assert manager.allocate(first)
     compute(manager, first)
     manager.free(first)
-    manager.take_events()
+    manager.cache.take_events()
     # One block of it is cached and at rest: using it leaves three, where four are missing.
     large = make_sequence("large", [*range(4), *range(50, 63)])
     assert not manager.allocate(large)
     assert large.block_table == []
     assert (manager.num_free, manager.num_cached) == (2, 2)
-    assert manager.take_events() == []
+    assert manager.cache.take_events() == []
     assert not manager.allocate(make_sequence("modest", range(70, 78)), keep_available=3)
     assert manager.allocate(make_sequence("modest", range(70, 78)), keep_available=2)
 
@@ -188,7 +186,7 @@ def test_clear_announces_again_what_sequences_still_hold() -> None:
         compute(manager, sequence)
     manager.free(gone)
     manager.clear()
-    events = manager.take_events()
+    events = manager.cache.take_events()
     assert isinstance(events[0], Cleared)
     replica = EventReplica()
     replica.apply(events)
@@ -198,7 +196,7 @@ def test_clear_announces_again_what_sequences_still_hold() -> None:
     manager.free(kept)
     manager.clear()
     assert manager.num_free == 16
-    assert manager.take_events() == [Cleared()]
+    assert manager.cache.take_events() == [Cleared()]
 
 
 def test_runs_of_interleaved_sequences_are_merged() -> None:
@@ -209,7 +207,7 @@ def test_runs_of_interleaved_sequences_are_merged() -> None:
     for end in range(4, 41, 4):
         for sequence in sequences:
             compute(manager, sequence, end)
-    assert [u64(run.sequence_hashes) for run in manager.runs()] == [s.sequence_hashes for s in sequences]
+    assert [u64(run.sequence_hashes) for run in manager.cache.runs()] == [s.sequence_hashes for s in sequences]
 
 
 def test_check_integrity_sees_a_leaked_reference() -> None:
@@ -221,21 +219,7 @@ def test_check_integrity_sees_a_leaked_reference() -> None:
     assert manager.check_integrity() != []
 
 
-def test_operations_stay_cheap_in_a_large_pool() -> None:
-    manager = BlockManager(100_000, 16)
-    started_s = time.thread_time()
-    for i in range(100):  # 200,000 blocks go through a pool of 100,000
-        sequence = make_sequence(str(i), range(i * 40_000, i * 40_000 + 32_000))
-        assert manager.allocate(sequence)
-        compute(manager, sequence)
-        manager.free(sequence)
-    per_block_us = (time.thread_time() - started_s) * 1e6 / 200_000
-    assert manager.num_cached == 100_000
-    assert per_block_us < 300  # measured 3; a scan of the pool would take thousands
-
-
-BlockMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestBlockMachine = BlockMachine.TestCase
+TestFewBlockMachine, TestManyBlockMachine = few_and_many(BlockMachine, many=80, steps=40)
 
 
 def test_blocks_that_evictions_gave_up_are_one_run_again() -> None:
@@ -268,7 +252,7 @@ def test_the_tokens_that_are_cached_are_known_before_a_sequence_gets_blocks(num_
     assert manager.allocate(first)
     compute(manager, first)
     again = make_sequence("again", range(num_tokens))
-    assert manager.cached_tokens(again) == cached
+    assert manager.tiers.cached_tokens(again) == cached
     assert manager.allocate(again)
     assert again.num_computed_tokens == again.num_committed_blocks * 4 == cached
 
@@ -292,7 +276,7 @@ def test_blocks_are_taken_from_the_returned_then_from_the_fresh_then_from_the_ca
         assert manager.allocate(sequence)
         compute(manager, sequence)
         manager.free(sequence)
-    manager.take_events()
+    manager.cache.take_events()
     assert (manager.num_free, manager.num_cached) == (6, 2)
     tables = []
     for number, count in enumerate((2, 3, 3)):
@@ -302,7 +286,7 @@ def test_blocks_are_taken_from_the_returned_then_from_the_fresh_then_from_the_ca
         tables.append(sequence.block_table)
         assert manager.check_integrity() == []
     assert tables == [[2, 3], [4, 5, 6], [0, 1, 7]]
-    (event,) = manager.take_events()
+    (event,) = manager.cache.take_events()
     assert isinstance(event, Removed)
     assert u64(event.sequence_hashes) == [cached.sequence_hashes[1], cached.sequence_hashes[0]]
 
@@ -343,7 +327,7 @@ def test_a_sequence_that_was_overtaken_later_goes_on_with_its_own_blocks_after_t
     assert slow.block_table == [own[0], *fast.block_table[1:3], *own[3:]]
     compute(manager, slow, 20)
     assert slow.num_committed_blocks == 5
-    replica.apply(manager.take_events())  # each block once
+    replica.apply(manager.cache.take_events())  # each block once
     assert list(replica.parents) == slow.sequence_hashes
     assert manager.check_integrity() == []
     third = make_sequence("third", range(21))
@@ -422,7 +406,7 @@ def test_blocks_that_the_prompt_fills_are_the_prompts_and_all_others_the_answers
     assert manager.allocate(sequence)
     for end in ends:
         compute(manager, sequence, end)
-    kinds = manager._cache._kinds
+    kinds = manager.cache.table.kinds
     assert [kinds[block] for block in sequence.block_table[:3]] == [SHORT, SHORT, OUTPUT]
 
 
@@ -488,7 +472,7 @@ def test_the_books_of_the_check_are_sound() -> None:
         ),
         (lambda manager: manager._returned.pop(), ["1 free + 2 cached + 6 used != 10 blocks"]),
         (
-            lambda manager: setattr(manager._cache, "num_resting", 3),
+            lambda manager: setattr(manager.cache, "num_resting", 3),
             ["3 blocks should rest, 2 do", "2 free + 3 cached + 6 used != 10 blocks"],
         ),
     ],

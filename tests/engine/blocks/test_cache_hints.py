@@ -40,7 +40,7 @@ def test_a_prompt_that_is_to_stay_outlives_younger_ones() -> None:
     cache.run(1, KEEP, num_tokens=8)
     cache.wash()
     assert cache.run(1, num_tokens=8) == 2
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
 
 
 def test_its_time_counts_from_its_end_and_then_it_is_as_any_other() -> None:
@@ -49,9 +49,9 @@ def test_its_time_counts_from_its_end_and_then_it_is_as_any_other() -> None:
     cache.run(1, KEEP, num_tokens=8)
     cache.manager.expire(109)
     cache.wash()
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
     cache.manager.expire(110)
-    assert cache.manager.num_kept == 0
+    assert len(cache.manager.cache.kept) == 0
     cache.wash()
     assert cache.run(1, num_tokens=8) == 0
 
@@ -63,17 +63,17 @@ def test_who_asks_again_gets_the_later_end() -> None:
     cache.run(1, KEEP, num_tokens=8)
     cache.run(1, CacheHint(keep_s=1), num_tokens=8)
     cache.manager.expire(14)
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
     cache.manager.expire(15)
-    assert cache.manager.num_kept == 0
+    assert len(cache.manager.cache.kept) == 0
 
 
 def test_only_a_quarter_of_all_blocks_is_kept_and_the_first_ones_are() -> None:
     cache = Cache()
     cache.run(1, KEEP, num_tokens=16)
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
     cache.run(2, KEEP, num_tokens=8)
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
     cache.wash()
     assert cache.run(1, num_tokens=16) == 2
 
@@ -82,7 +82,7 @@ def test_a_kept_prompt_gives_way_when_a_request_needs_all_blocks() -> None:
     cache = Cache()
     cache.run(1, KEEP, num_tokens=8)
     cache.run(2, num_tokens=31)
-    assert cache.manager.num_kept == 0
+    assert len(cache.manager.cache.kept) == 0
 
 
 def test_a_kept_prompt_that_gives_way_goes_into_the_lower_tier_before_all_others() -> None:
@@ -90,7 +90,7 @@ def test_a_kept_prompt_that_gives_way_goes_into_the_lower_tier_before_all_others
     cache.run(1, KEEP, num_tokens=8)
     cache.wash()
     cache.run(2, num_tokens=31)
-    assert cache.manager.num_kept == 2
+    assert len(cache.manager.cache.kept) == 2
     assert cache.run(1, num_tokens=8) == 2
 
 
@@ -114,7 +114,7 @@ def test_what_others_have_reused_is_not_given_up_with_it() -> None:
 def test_a_hint_counts_when_the_request_ends_not_when_it_is_preempted() -> None:
     cache = Cache()
     cache.run(1, KEEP, num_tokens=8, ends=False)
-    assert cache.manager.num_kept == 0
+    assert len(cache.manager.cache.kept) == 0
 
 
 def test_a_prompt_whose_time_is_over_in_the_lower_tier_goes_after_those_that_came_to_rest_before() -> None:
@@ -140,5 +140,5 @@ def test_only_the_end_that_nobody_reused_ages_as_an_answer_does() -> None:
         compute(manager, sequence)
         blocks = list(sequence.block_table)
         manager.free(sequence)
-        kinds = [manager._cache._kinds[block] for block in blocks[:4]]
+        kinds = [manager.cache.table.kinds[block] for block in blocks[:4]]
     assert kinds == [SHORT + 1, SHORT + 1, OUTPUT, OUTPUT]

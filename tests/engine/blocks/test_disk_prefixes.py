@@ -72,9 +72,9 @@ def test_a_copy_is_known_again_when_all_above_it_are(found: list[DiskBlock]) -> 
     parents = {name: block.parent for name, (_, block) in youngest.items()}
     for name, copy in expected.items():
         block = youngest[name][1]
-        assert cache._disk_block(copy)._replace(kind=0) == block._replace(kind=0)
+        assert cache._stored_block(copy)._replace(kind=0) == block._replace(kind=0)
         below = [other for other in expected if name in lineage(other, parents)]
-        assert cache._kinds[copy] == min(KEPT - 1, max(youngest[other][1].kind for other in below))
+        assert cache.table.kinds[copy] == min(KEPT - 1, max(youngest[other][1].kind for other in below))
 
 
 def lineage(name: int | None, parents: dict[int, int | None]) -> set[int]:
@@ -95,7 +95,7 @@ def test_what_was_found_is_given_up_children_first_and_of_the_rest_the_oldest(fo
     while len(cache._stored):
         _, kind = cache._stored.oldest(cache._now)
         copy, _ = cache._stored.pop(kind)
-        given_up.append(cache._sequence_hashes[copy])
+        given_up.append(cache.table.sequence_hashes[copy])
     parents = {block.sequence_hash: block.parent for block in found}
     needed = {name: min(ranks[other] for other in given_up if name in lineage(other, parents)) for name in given_up}
     for place, name in enumerate(given_up):
@@ -113,9 +113,9 @@ def test_an_adopted_prefix_is_hit_by_its_tokens_and_its_seed_alone() -> None:
         DiskBlock(names[1], names[0], 31, 0, SHORT, tokens[1]),
         DiskBlock(names[0], None, 30, seeds, SHORT, tokens[0]),
     ]
-    assert adopted(blocks).match(wanted, 0, 2) == [FIRST + 1, FIRST]
-    assert adopted([blocks[0], blocks[1]._replace(seed=seeds + 1)]).match(wanted, 0, 2) == []
-    assert adopted([blocks[0]._replace(tokens=tokens[0]), blocks[1]]).match(wanted, 0, 2) == [FIRST + 1]
+    assert adopted(blocks).table.match(wanted, 0, 2) == [FIRST + 1, FIRST]
+    assert adopted([blocks[0], blocks[1]._replace(seed=seeds + 1)]).table.match(wanted, 0, 2) == []
+    assert adopted([blocks[0]._replace(tokens=tokens[0]), blocks[1]]).table.match(wanted, 0, 2) == [FIRST + 1]
 
 
 def on_the_device(cache: DiskPrefixCache) -> None:
@@ -134,7 +134,7 @@ def test_a_clear_forgets_the_copies_of_blocks_that_are_in_use_too() -> None:
     assert cache.clear() == []
     assert not cache.copies.of
     assert sorted(cache.copies.free) == list(range(FIRST, FIRST + COPIES))
-    assert len(cache) == 2, "the blocks of the device"
+    assert len(cache.table.block_of) == 2, "the blocks of the device"
     assert cache.check_integrity([1, 1]) == []
 
 
@@ -144,13 +144,13 @@ def test_a_block_that_leaves_memory_moves_to_its_copy_and_without_one_it_is_forg
     cache.rest([1, 0])
     assert cache.evict() == 1
     cache._give_up_slot(SHORT)
-    assert len(cache) == 1
+    assert len(cache.table.block_of) == 1
     assert cache.evict() == 0
     assert cache.content(FIRST) is None
     (kind,) = [kind for kind, queue in enumerate(cache._lowered.by_kind) if queue]
     cache._give_up_slot(kind)
     assert cache.copies.of == {name_of(1): FIRST}
-    assert cache.holds(FIRST)
+    assert cache.table.holds(FIRST)
     slot = cache.content(FIRST)
     assert slot in range(8, FIRST), "until another block takes the slot, the content is in memory, too"
     assert cache.moved_down == {slot: 0}
@@ -181,7 +181,7 @@ def insert(cache: DiskPrefixCache, block: int, tokens: list[int], kind: int = SH
 
 
 def names_of(cache: DiskPrefixCache) -> set[int]:
-    return set(cache._block_of)
+    return set(cache.table.block_of)
 
 
 def end_writes(cache: DiskPrefixCache) -> None:
@@ -274,7 +274,7 @@ def test_a_block_whose_write_does_not_count_any_more_is_not_written_again_before
     sources = [source for source, _ in cache.copies.writes.values()]
     assert len(set(sources)) == len(sources) > 1
     cache.written(second, True)
-    assert len(cache) == 4
+    assert len(cache.table.block_of) == 4
 
 
 @pytest.mark.parametrize("given_up", [(), (2,), (1,)])
@@ -288,7 +288,9 @@ def test_after_a_write_that_failed_no_later_one_counts_whoever_was_forgotten_mea
     copies = list(cache.copies.writes)
     sources = [source for source, _ in cache.copies.writes.values()]
     for at in given_up:
-        cache.lose(sources[at])
+        cache._lowered.by_kind[cache.table.kinds[sources[at]]].pop(sources[at])
+        cache._forget(sources[at])
+        cache._release_slot(sources[at])
     cache.copies.to_write.clear()
     cache.moved_down.clear()
     cache.written(copies[0], False)
@@ -297,7 +299,7 @@ def test_after_a_write_that_failed_no_later_one_counts_whoever_was_forgotten_mea
         cache.written(copy, True)
     assert not cache.copies.of
     assert len(cache.copies.free) == 9
-    assert len(cache) == 3 - len(given_up)
+    assert len(cache.table.block_of) == 3 - len(given_up)
     assert cache.check_integrity([0, 0, 0]) == []
 
 
@@ -324,7 +326,7 @@ def test_blocks_of_host_memory_that_have_copies_make_room_for_all_of_the_device(
     cache.rest([0, 1])
     cache.write_all(9)
     assert len(cache.copies.writes) == 2
-    assert len(cache) == 6
+    assert len(cache.table.block_of) == 6
 
 
 def test_a_copy_is_given_up_for_a_block_that_is_at_most_as_old() -> None:
@@ -334,7 +336,7 @@ def test_a_copy_is_given_up_for_a_block_that_is_at_most_as_old() -> None:
     age = cache._stored.oldest(cache._now)[0]
     assert not cache._make_copy(age + 0.1)
     assert cache._make_copy(age)
-    assert len(cache) == 0
+    assert len(cache.table.block_of) == 0
 
 
 @pytest.mark.parametrize("num_slots", range(1, 9))
@@ -366,10 +368,10 @@ def test_a_block_that_just_came_to_host_memory_gives_its_slot_to_a_read() -> Non
 def test_a_block_that_is_kept_is_written_as_what_it_is_without_that() -> None:
     cache = cached(4, 9, 1)
     cache.reuse([0], 1)
-    kind = cache._kinds[0]
+    kind = cache.table.kinds[0]
     cache.retain([0], 9.0)
-    assert cache._kinds[0] == KEPT
-    assert cache._disk_block(0).kind == kind < KEPT
+    assert cache.table.kinds[0] == KEPT
+    assert cache._stored_block(0).kind == kind < KEPT
 
 
 def test_copies_whose_parents_go_round_in_a_circle_are_left_out_with_all_below_them() -> None:
@@ -383,5 +385,5 @@ def test_copies_age_as_if_they_had_come_to_rest_one_after_the_other() -> None:
     assert cache._now == len(kinds)
     ages = {FIRST + at: at * AGING[kind] for at, kind in enumerate(kinds)}
     assert [copy for _, copy in cache._stored.youngest(cache._now)] == sorted(
-        ages, key=lambda copy: (ages[copy], -cache._kinds[copy])
+        ages, key=lambda copy: (ages[copy], -cache.table.kinds[copy])
     )

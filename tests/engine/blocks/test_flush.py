@@ -21,7 +21,7 @@ def flushed(num_copies: int, *prompts: range) -> tuple[BlockManager, Disk, list[
         compute(manager, sequences[-1])
         manager.free(sequences[-1])
         assert not disk.files
-    while manager.flush():
+    while manager.tiers.flush():
         disk.finish()
         manager.land()
     assert manager.check_integrity() == []
@@ -54,12 +54,12 @@ def test_nothing_is_lost_while_the_disk_has_room_however_small_host_memory_is(nu
         manager.free(sequence)
         disk.finish()
         manager.land()
-    before = len(manager._cache)
-    while manager.flush():
+    before = len(manager.cache.table.block_of)
+    while manager.tiers.flush():
         assert manager.check_integrity() == []
         disk.finish()
         manager.land()
-    assert len(on_disk(disk)) == manager.num_copies[0] == before
+    assert len(on_disk(disk)) == (len(manager.cache.copies.of), len(manager.cache.copies.all))[0] == before
 
 
 def test_when_host_memory_is_full_and_nothing_there_can_be_written_one_block_is_given_up_for_the_others() -> None:
@@ -73,7 +73,7 @@ def test_when_host_memory_is_full_and_nothing_there_can_be_written_one_block_is_
         compute(manager, sequence)
         manager.free(sequence)
     disk.max_writes = 2
-    while manager.flush():
+    while manager.tiers.flush():
         assert manager.check_integrity() == []
         disk.finish()
         manager.land()
@@ -94,7 +94,7 @@ def test_a_beginning_is_written_first_so_that_less_time_means_shorter_prefixes()
     assert manager.allocate(sequence)
     compute(manager, sequence)
     manager.free(sequence)
-    assert manager.flush()
+    assert manager.tiers.flush()
     disk.finish()  # two of five blocks, and then the time is over
     assert on_disk(disk) == set(sequence.sequence_hashes[:2])
 
@@ -108,4 +108,4 @@ def test_a_disk_that_cannot_be_written_is_not_waited_for() -> None:
     assert manager.allocate(sequence)
     compute(manager, sequence)
     manager.free(sequence)
-    assert not manager.flush()
+    assert not manager.tiers.flush()

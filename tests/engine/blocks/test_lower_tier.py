@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-from hypothesis import settings
-
 from baton_proto.kv_events import DEVICE, HOST, KvEvent
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import Sequence
@@ -13,6 +11,7 @@ from tests.engine.blocks.block_machine import (
     LateDiskBlockMachine,
     TieredBlockMachine,
     compute,
+    few_and_many,
 )
 from tests.engine.blocks.fake_tiers import LateSlots, Slots
 from tests.engine.kv_oracle import make_sequence, snapshot, u64
@@ -59,33 +58,33 @@ def test_blocks_that_are_sooner_computed_than_copied_are_not_at_hand_at_a_second
     tiered.run(*range(12))
     tiered.run(*range(100, 112))
     manager, again = tiered.manager, make_sequence("again", range(12))
-    manager.compute_s = lambda num_tokens: -1.0
-    at_hand = manager.tokens_at_hand(again)
+    manager.tiers.compute_s = lambda num_tokens: -1.0
+    at_hand = manager.tiers.tokens_at_hand(again)
     assert at_hand < 8
-    assert manager.more_at_hand(again, at_hand) == at_hand
+    assert manager.tiers.more_at_hand(again, at_hand) == at_hand
 
 
 def test_a_prefix_that_had_to_leave_the_device_is_found_again_and_both_moves_are_told() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8)
     tiered.run(*range(9))
-    first = u64(tiered.manager.runs()[0].sequence_hashes)
-    tiered.manager.take_events()
+    first = u64(tiered.manager.cache.runs()[0].sequence_hashes)
+    tiered.manager.cache.take_events()
     other = tiered.run(*range(100, 109)).sequence_hashes
-    assert tiered.manager.num_lowered == 2
-    assert told(tiered.manager.take_events()) == [("Moved", HOST, first[::-1]), ("Stored", DEVICE, other)]
+    assert tiered.manager.cache.num_lowered == 2
+    assert told(tiered.manager.cache.take_events()) == [("Moved", HOST, first[::-1]), ("Stored", DEVICE, other)]
     assert tiered.run(*range(9)).num_cached_tokens == 8
-    assert tiered.manager.num_raised == 2
-    assert told(tiered.manager.take_events()) == [("Moved", DEVICE, first), ("Moved", HOST, other[::-1])]
+    assert tiered.manager.tiers.num_raised == 2
+    assert told(tiered.manager.cache.take_events()) == [("Moved", DEVICE, first), ("Moved", HOST, other[::-1])]
 
 
 def test_a_prefix_goes_on_from_the_device_into_the_lower_tier() -> None:
     tiered = Tiered(num_blocks=5, num_slots=8)
     tiered.run(*range(16))
     other = tiered.begin(*range(100, 112))  # takes the three blocks from the end of the first one's four, but for one
-    assert (tiered.manager.num_cached, tiered.manager.num_lowered) == (2, 2)
+    assert (tiered.manager.num_cached, tiered.manager.cache.num_lowered) == (2, 2)
     tiered.manager.free(other)
     assert tiered.run(*range(17)).num_cached_tokens == 16
-    assert tiered.manager.num_raised == 2
+    assert tiered.manager.tiers.num_raised == 2
 
 
 def test_when_both_are_full_the_oldest_of_all_is_forgotten() -> None:
@@ -93,9 +92,9 @@ def test_when_both_are_full_the_oldest_of_all_is_forgotten() -> None:
     first, second, third = ([seed * 100 + i for i in range(8)] for seed in range(3))
     tiered.run(*first)
     tiered.run(*second)
-    tiered.manager.take_events()
+    tiered.manager.cache.take_events()
     oldest = tiered.run(*third).sequence_hashes
-    events = told(tiered.manager.take_events())
+    events = told(tiered.manager.cache.take_events())
     assert [(name, len(hashes)) for name, _, hashes in events] == [("Moved", 2), ("Removed", 2), ("Stored", 2)]
     assert len(snapshot(tiered.manager)) == 4
     assert oldest[0] in snapshot(tiered.manager)
@@ -123,12 +122,12 @@ def test_who_computes_what_lies_in_the_lower_tier_gives_it_a_block_again() -> No
     tiered.manager.free(quick)
     pushes_out = make_sequence("pushes out", [9])
     assert tiered.manager.allocate(pushes_out)
-    assert tiered.manager.num_lowered == 1
-    tiered.manager.take_events()
+    assert tiered.manager.cache.num_lowered == 1
+    tiered.manager.cache.take_events()
     tiered.compute(slow)
-    assert tiered.manager.num_lowered == 0
-    assert tiered.manager.num_raised == 0, "nothing was copied"
-    assert told(tiered.manager.take_events()) == [
+    assert tiered.manager.cache.num_lowered == 0
+    assert tiered.manager.tiers.num_raised == 0, "nothing was copied"
+    assert told(tiered.manager.cache.take_events()) == [
         ("Moved", DEVICE, slow.sequence_hashes[:1]),
         ("Stored", DEVICE, slow.sequence_hashes[1:2]),
     ]
@@ -138,10 +137,10 @@ def test_who_computes_what_lies_in_the_lower_tier_gives_it_a_block_again() -> No
 def test_a_device_that_is_emptied_keeps_its_prefixes_in_the_lower_tier() -> None:
     tiered = Tiered(num_blocks=4, num_slots=3)
     tiered.run(*range(16))
-    tiered.manager.take_events()
+    tiered.manager.cache.take_events()
     tiered.manager.vacate()
-    assert (tiered.manager.num_free, tiered.manager.num_lowered) == (4, 3)
-    assert [(name, home, len(hashes)) for name, home, hashes in told(tiered.manager.take_events())] == [
+    assert (tiered.manager.num_free, tiered.manager.cache.num_lowered) == (4, 3)
+    assert [(name, home, len(hashes)) for name, home, hashes in told(tiered.manager.cache.take_events())] == [
         ("Moved", HOST, 4),
         ("Removed", None, 1),
     ]
@@ -154,7 +153,7 @@ def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -
     tiered = Tiered(num_blocks=4, num_slots=4)
     tiered.run(*range(16))
     tiered.run(*range(100, 116))
-    assert tiered.manager.num_lowered == 4
+    assert tiered.manager.cache.num_lowered == 4
     assert tiered.run(*range(15)).num_cached_tokens == 12
 
 
@@ -168,8 +167,8 @@ def test_who_takes_a_block_for_its_next_token_comes_after_what_is_copied_out_of_
     assert tiered.manager.append(sequence)
     assert [move.left_s() for move in sequence.moves] == [1.0]
     sequence.moves[0].wait()
-    assert tiered.manager.num_lowered == 1
-    assert tiered.manager.is_near(sequence)
+    assert tiered.manager.cache.num_lowered == 1
+    assert tiered.manager.tiers.is_near(sequence)
 
 
 def test_who_moves_over_to_a_block_that_is_being_restored_comes_after_that() -> None:
@@ -179,28 +178,28 @@ def test_who_moves_over_to_a_block_that_is_being_restored_comes_after_that() -> 
     tiered.compute(quick)
     tiered.manager.free(quick)
     tiered.manager.free(tiered.begin(9, 9, 9, 9, 9))
-    assert tiered.manager.num_lowered == 1
+    assert tiered.manager.cache.num_lowered == 1
     restored = tiered.begin(0, 1, 2, 3, 7)
     assert restored.num_cached_tokens == 4
     assert not slow.moves
     compute(tiered.manager, slow)
     assert slow.block_table[0] == restored.block_table[0]
     assert slow.moves == restored.moves
-    assert not tiered.manager.is_near(slow)
+    assert not tiered.manager.tiers.is_near(slow)
 
 
 def test_a_peer_writes_blocks_when_nothing_is_copied_out_of_them_any_more() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8, slots=LateSlots)
     woken: list[int] = []
-    tiered.manager.on_copied(lambda: woken.append(1))
+    tiered.manager.tiers.on_copied(lambda: woken.append(1))
     tiered.run(*range(12))
     sequence = tiered.begin(*range(20, 28))
-    assert tiered.manager.is_moving(sequence)
+    assert tiered.manager.tiers.is_moving(sequence)
     assert not tiered.manager.land()
     for move in sequence.moves:
         move.wait()
     assert tiered.manager.land()
-    assert not tiered.manager.is_moving(sequence)
+    assert not tiered.manager.tiers.is_moving(sequence)
     assert not tiered.manager.land(), "nobody asked again"
 
 
@@ -209,7 +208,7 @@ def test_some_blocks_of_the_device_are_emptied_before_anybody_needs_them() -> No
     tiered.run(*range(16))
     assert (tiered.manager.num_free, tiered.manager.num_cached) == (0, 4)
     tiered.manager.land()
-    assert (tiered.manager.num_free, tiered.manager.num_cached, tiered.manager.num_lowered) == (2, 2, 2)
+    assert (tiered.manager.num_free, tiered.manager.num_cached, tiered.manager.cache.num_lowered) == (2, 2, 2)
     tiered.manager.land()
     assert tiered.manager.num_free == 2
     assert tiered.manager.check_integrity() == []
@@ -233,21 +232,17 @@ def test_what_is_copied_later_than_it_would_be_computed_is_computed() -> None:
     tiered = Tiered(num_blocks=3, num_slots=8)
     tiered.run(*range(9))
     tiered.run(*range(100, 109))
-    tier = tiered.manager._tier
+    tier = tiered.manager.tiers._tier
     assert tier is not None
     tier.load_s = lambda num_blocks: num_blocks * 2.0  # type: ignore[method-assign]
     asks = make_sequence("asks", range(9))
-    tiered.manager.compute_s = lambda num_tokens: num_tokens * 0.4
-    assert tiered.manager.cached_tokens(asks) == 0
-    tiered.manager.compute_s = lambda num_tokens: num_tokens * 0.5
-    assert tiered.manager.cached_tokens(asks) == 8
+    tiered.manager.tiers.compute_s = lambda num_tokens: num_tokens * 0.4
+    assert tiered.manager.tiers.cached_tokens(asks) == 0
+    tiered.manager.tiers.compute_s = lambda num_tokens: num_tokens * 0.5
+    assert tiered.manager.tiers.cached_tokens(asks) == 8
 
 
-TieredBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
-TestTieredBlockMachine = TieredBlockMachine.TestCase
-LateBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
-TestLateBlockMachine = LateBlockMachine.TestCase
-DiskBlockMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
-TestDiskBlockMachine = DiskBlockMachine.TestCase
-LateDiskBlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-TestLateDiskBlockMachine = LateDiskBlockMachine.TestCase
+TestFewTieredBlockMachine, TestManyTieredBlockMachine = few_and_many(TieredBlockMachine, many=150, steps=50)
+TestFewLateBlockMachine, TestManyLateBlockMachine = few_and_many(LateBlockMachine, many=300, steps=50)
+TestFewDiskBlockMachine, TestManyDiskBlockMachine = few_and_many(DiskBlockMachine, many=300, steps=60)
+TestFewLateDiskBlockMachine, TestManyLateDiskBlockMachine = few_and_many(LateDiskBlockMachine, many=150, steps=60)

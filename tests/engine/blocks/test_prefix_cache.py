@@ -58,8 +58,8 @@ def test_a_hit_begins_where_it_is_asked_for_and_ends_where_the_cache_or_the_ques
     for first in range(5):
         longer = chain([*blocks[:first], *range(10, 17 - first)], [*range(16), *range(70, 82)])
         for end in range(first, 7):
-            assert cache.match(longer, first, end) == blocks[first:end]
-    assert cache.num_collisions == 0
+            assert cache.table.match(longer, first, end) == blocks[first:end]
+    assert cache.table.num_collisions == 0
 
 
 def test_a_hash_that_is_missing_between_two_known_ones_ends_the_hit() -> None:
@@ -67,7 +67,7 @@ def test_a_hash_that_is_missing_between_two_known_ones_ends_the_hit() -> None:
     file(cache, chain([0, 2, 3, 1]))
     asking = chain([0, 2, 3, 1])
     asking.sequence_hashes[1] = 12345  # a collision made the later ones known
-    assert cache.match(asking, 0, 4) == [0]
+    assert cache.table.match(asking, 0, 4) == [0]
 
 
 def test_each_look_that_meets_another_prefix_is_counted() -> None:
@@ -76,8 +76,8 @@ def test_each_look_that_meets_another_prefix_is_counted() -> None:
     file(cache, theirs)
     ours = chain([3, 4, 5], [*range(4), *range(60, 68)])
     ours.sequence_hashes = list(theirs.sequence_hashes)
-    assert [cache.match(ours, 0, 3) for _ in range(2)] == [[0], [0]]
-    assert cache.num_collisions == 2
+    assert [cache.table.match(ours, 0, 3) for _ in range(2)] == [[0], [0]]
+    assert cache.table.num_collisions == 2
 
 
 def test_sequences_of_another_hash_seed_hit_nothing_even_when_their_hashes_are_the_same() -> None:
@@ -87,14 +87,14 @@ def test_sequences_of_another_hash_seed_hit_nothing_even_when_their_hashes_are_t
     salted = chain([2, 3])
     salted.hash_seed = 42
     salted.sequence_hashes = list(theirs.sequence_hashes)
-    assert cache.match(salted, 0, 2) == []
+    assert cache.table.match(salted, 0, 2) == []
 
 
 def test_only_cached_blocks_are_held() -> None:
     cache = PrefixCache(SIZE, NUM_BLOCKS)
     file(cache, chain([3, 1]))
-    assert [block for block in range(10) if cache.holds(block)] == [1, 3]
-    assert len(cache) == 2
+    assert [block for block in range(10) if cache.table.holds(block)] == [1, 3]
+    assert len(cache.table.block_of) == 2
 
 
 # --- what is cached, and announced ------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_chain_is_cached_piece_by_piece_and_each_piece_announced_below_the_one
         run = slice(first, first + count)
         assert stored(cache) == [(parent, whole.block_hashes[run], whole.sequence_hashes[run])]
         first += count
-        assert cache.match(whole, 0, 4) == blocks[:first]
+        assert cache.table.match(whole, 0, 4) == blocks[:first]
     assert cache.check_integrity([1] * 7) == []
 
 
@@ -123,9 +123,9 @@ def test_a_block_whose_hash_is_taken_stays_out_and_so_do_those_after_it() -> Non
     ours.sequence_hashes[2] = chain([0, 1]).sequence_hashes[1]
     assert cache.insert(ours, 0, bytes([SHORT]) * 4) == 2
     assert stored(cache) == [(None, ours.block_hashes[:2], ours.sequence_hashes[:2])]
-    assert cache.match(ours, 0, 2) == [2, 3]
-    assert not cache.holds(4)
-    assert not cache.holds(5)
+    assert cache.table.match(ours, 0, 2) == [2, 3]
+    assert not cache.table.holds(4)
+    assert not cache.table.holds(5)
     assert cache.insert(ours, 2, bytes([SHORT]) * 2) == 0
     assert not cache.has_events
 
@@ -177,7 +177,7 @@ def test_a_block_that_has_just_come_to_rest_can_be_evicted() -> None:
     (event,) = cache.take_events()
     assert isinstance(event, Removed)
     assert u64(event.sequence_hashes) == sequence.sequence_hashes
-    assert (len(cache), cache.num_resting, cache.runs()) == (0, 0, [])
+    assert (len(cache.table.block_of), cache.num_resting, cache.runs()) == (0, 0, [])
     assert cache.check_integrity([0] * 6) == []
 
 
@@ -314,7 +314,7 @@ def unrest(cache: PrefixCache) -> None:
 
 
 def give_a_copy(cache: PrefixCache) -> None:
-    cache.copies.of[cache._sequence_hashes[4]] = cache.copies.free.pop()
+    cache.copies.of[cache.table.sequence_hashes[4]] = cache.copies.free.pop()
 
 
 def copy_of_a_stranger(cache: PrefixCache) -> None:
@@ -338,45 +338,45 @@ def test_blocks_that_are_kept_do_not_age_so_a_parent_may_have_rested_before_its_
     cache = books()
     kept = cache._resting.by_kind[KEPT]
     for block in (3, 4):
-        cache.kept.add(cache._sequence_hashes[block], SHORT, 9.0)
-        cache._kinds[block] = KEPT
+        cache.kept.add(cache.table.sequence_hashes[block], SHORT, 9.0)
+        cache.table.kinds[block] = KEPT
         kept[block] = cache._resting.by_kind[SHORT].pop(block)
     kept[3], kept[4] = kept[4], kept[3]
     assert cache.check_integrity(REFERENCES) == []
 
 
 def unfile_last(cache: PrefixCache) -> None:
-    del cache._block_of[cache._sequence_hashes[4]]
+    del cache.table.block_of[cache.table.sequence_hashes[4]]
 
 
 @pytest.mark.parametrize(
     ("damage", "problems"),
     [
         (
-            lambda cache: cache._block_of.update({99: 1}),
+            lambda cache: cache.table.block_of.update({99: 1}),
             ["two sequence hashes name one block", "block 1 is filed under a foreign hash"],
         ),
         (unfile_last, ["blocks [4] are cached by one account only", "resting block 4 is not cached"]),
         (
-            lambda cache: cache._seeds.update({1: 5}),
+            lambda cache: cache.table.seeds.update({1: 5}),
             ["hash seeds are kept of other blocks than those without a parent"],
         ),
         (
-            lambda cache: cache._seeds.pop(3),
+            lambda cache: cache.table.seeds.pop(3),
             ["hash seeds are kept of other blocks than those without a parent"],
         ),
         (lambda cache: setattr(cache, "num_resting", 5), ["5 blocks should rest, 3 do"]),
         (
-            lambda cache: cache._sequence_hashes.__setitem__(1, 7),
+            lambda cache: cache.table.sequence_hashes.__setitem__(1, 7),
             ["block 1 is filed under a foreign hash"],
         ),
-        (lambda cache: cache._parents.__setitem__(1, 9), ["the parent of cached block 1 is not cached"]),
+        (lambda cache: cache.table._parents.__setitem__(1, 9), ["the parent of cached block 1 is not cached"]),
         (
-            lambda cache: cache._kinds.__setitem__(0, LONG),
+            lambda cache: cache.table.kinds.__setitem__(0, LONG),
             [f"block {block} grows old more slowly than its parent 0" for block in (1, 2)],
         ),
         (swap_times, ["block 4 would be evicted after its parent 3"]),
-        (lambda cache: cache._kinds.__setitem__(4, LONG), ["block 4 rests in the wrong place"]),
+        (lambda cache: cache.table.kinds.__setitem__(4, LONG), ["block 4 rests in the wrong place"]),
         (unrest, ["cached block 4 has 0 references, resting False"]),
         (lambda cache: cache.kept.add(9, SHORT, 1.0), ["other blocks are kept than are booked as kept"]),
         (sink_parent, [f"parent {NUM_BLOCKS} of block 4 lies in a lower tier"]),

@@ -6,14 +6,13 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis.stateful import rule
 from numpy.typing import NDArray
 
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import Sequence
 from runtime.blocks.block_hash import sequence_hashes
-from tests.engine.blocks.block_machine import BlockMachine, compute, prompts
+from tests.engine.blocks.block_machine import BlockMachine, compute, few_and_many, prompts
 from tests.engine.kv_oracle import EventReplica, make_engine, make_sequence, sequential_answer, snapshot
 
 HASHES = "engine.sequences.sequence.sequence_hashes"
@@ -52,7 +51,7 @@ def test_a_hit_ends_where_another_prefix_has_the_same_hash(equal_tokens: int) ->
     assert manager.allocate(ours)
     assert ours.num_computed_tokens == equal_tokens // 4 * 4
     assert set(ours.block_table) & set(theirs.block_table) == set(theirs.block_table[: equal_tokens // 4])
-    assert manager.num_collisions == 1
+    assert manager.cache.table.num_collisions == 1
     assert manager.check_integrity() == []
 
 
@@ -96,7 +95,7 @@ def test_a_prefix_that_met_another_is_cached_once_that_one_is_gone() -> None:
     manager.clear()
     manager.commit(ours)
     assert ours.num_committed_blocks == 2
-    replica.apply(manager.take_events())
+    replica.apply(manager.cache.take_events())
     assert replica.parents == snapshot(manager) == {0: None, 1: 0}
 
 
@@ -165,5 +164,4 @@ class CollidingMachine(BlockMachine):
         self.patched.stop()
 
 
-CollidingMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestCollidingMachine = CollidingMachine.TestCase
+TestFewCollidingMachine, TestManyCollidingMachine = few_and_many(CollidingMachine, many=80, steps=40)

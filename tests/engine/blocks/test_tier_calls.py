@@ -32,7 +32,7 @@ def late(num_blocks: int, spare: int) -> tuple[BlockManager, LateSlots]:
 
 def held(manager: BlockManager) -> int:
     """Blocks that were read and are kept for those that wait for them."""
-    return len(manager._cache.copies.held)
+    return len(manager.cache.copies.held)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -49,7 +49,7 @@ def test_two_prompts_share_the_whole_blocks_of_their_common_beginning(seed: int)
     compute(manager, other)
     equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), len(ours))
     whole = min(equal, len(theirs), len(ours) - 1) // 4
-    assert manager.shared_tokens(make_sequence("ours", ours), other) == 4 * whole
+    assert make_sequence("ours", ours).shared_tokens(other, 4) == 4 * whole
 
 
 def test_a_manager_without_tiers_waits_for_nothing_and_evicts_nothing_before_it_must() -> None:
@@ -57,22 +57,22 @@ def test_a_manager_without_tiers_waits_for_nothing_and_evicts_nothing_before_it_
     serve(manager, 0, 16)
     assert not manager.land()
     assert manager.num_cached == 4
-    assert not manager.flush()
-    assert not manager.restores(make_sequence("again", range(16)))
-    assert manager.restoring_ms() == (0.0, 0.0)
-    assert manager.num_copies == (0, 0)
-    manager.on_copied(lambda: None)
-    manager.move_disk("other")
-    manager.close()
+    assert not manager.tiers.flush()
+    assert not manager.tiers.restores(make_sequence("again", range(16)))
+    assert manager.tiers.restoring_ms() == (0.0, 0.0)
+    assert (len(manager.cache.copies.of), len(manager.cache.copies.all)) == (0, 0)
+    manager.tiers.on_copied(lambda: None)
+    manager.tiers.move_disk("other")
+    manager.tiers.close()
 
 
 def test_a_prefix_that_lies_in_host_memory_alone_is_not_waited_for_without_a_disk() -> None:
     manager = BlockManager(4, 4, Slots(8, dict.fromkeys(range(4), (0,))))
     serve(manager, 0, 16)
     manager.vacate()
-    assert not manager.restores(make_sequence("again", range(16)))
-    assert manager.num_copies == (0, 0)
-    assert not manager.flush()
+    assert not manager.tiers.restores(make_sequence("again", range(16)))
+    assert (len(manager.cache.copies.of), len(manager.cache.copies.all)) == (0, 0)
+    assert not manager.tiers.flush()
 
 
 def test_a_prompt_is_kept_from_its_end_on_also_when_the_clock_was_never_told() -> None:
@@ -84,9 +84,9 @@ def test_a_prompt_is_kept_from_its_end_on_also_when_the_clock_was_never_told() -
     compute(manager, sequence)
     manager.free(sequence)
     manager.expire(9.9)
-    assert manager.num_kept == 2
+    assert len(manager.cache.kept) == 2
     manager.expire(10.0)
-    assert manager.num_kept == 0
+    assert len(manager.cache.kept) == 0
 
 
 @pytest.mark.parametrize(("num_free", "after"), [(0, 8), (1, 8), (3, 8), (4, 4), (5, 5)])
@@ -123,7 +123,7 @@ def test_those_that_wait_for_copies_are_woken_and_others_cause_no_news(monkeypat
     def moving(first_token: int) -> None:
         sequence = make_sequence("moving", range(first_token, first_token + 4))
         assert manager.allocate(sequence)
-        assert manager.is_moving(sequence)
+        assert manager.tiers.is_moving(sequence)
 
     def end_copies() -> None:
         while slots.moves:
@@ -133,12 +133,12 @@ def test_those_that_wait_for_copies_are_woken_and_others_cause_no_news(monkeypat
     wakes.pop()()  # before anybody cares: it is called all the same
     end_copies()
     assert manager.land()
-    manager.on_copied(wake := lambda: None)
+    manager.tiers.on_copied(wake := lambda: None)
     assert disk.wake is wake
     moving(200)
     assert wakes == [wake]
     still = make_sequence("not moving", [9])
-    assert not manager.is_moving(still)
+    assert not manager.tiers.is_moving(still)
     end_copies()
     assert manager.land(), "somebody else's question takes nothing from the first one"
     unasked = make_sequence("nobody asks", range(300, 304))
@@ -168,7 +168,7 @@ def test_a_sequence_that_grows_comes_after_the_copies_of_all_its_blocks() -> Non
     assert manager.append(grows)
     assert len(first) == 1
     assert len(grows.moves) == 2
-    assert grows.moves == manager._moves.of(grows.block_table)
+    assert grows.moves == manager.tiers.moves.of(grows.block_table)
 
 
 def test_a_sequence_that_moves_over_to_a_restored_block_comes_after_its_own_copies_too() -> None:
@@ -188,7 +188,7 @@ def test_a_sequence_that_moves_over_to_a_restored_block_comes_after_its_own_copi
     compute(manager, slow)
     assert slow.block_table[0] == restored.block_table[0]
     assert slow.moves[: len(own)] == own
-    assert slow.moves[len(own) :] == manager._moves.of(slow.block_table[:1])
+    assert slow.moves[len(own) :] == manager.tiers.moves.of(slow.block_table[:1])
     assert len(slow.moves) == 2
 
 
@@ -199,10 +199,10 @@ def test_a_block_that_was_read_is_kept_until_the_last_that_waits_for_it_has_let_
     waits = Waits()
     manager = waits.manager
     first, second, third = (make_sequence(name, ON_DISK) for name in ("first", "second", "third"))
-    assert all(manager.restores(one) for one in (first, second, third))
+    assert all(manager.tiers.restores(one) for one in (first, second, third))
     waits.read()
     assert held(manager) == 3
-    manager.forgo(first)
+    manager.tiers.forgo(first)
     assert held(manager) == 3
     manager.free(second)
     assert held(manager) == 3
@@ -215,64 +215,64 @@ def test_a_block_that_was_read_is_kept_until_the_last_that_waits_for_it_has_let_
 def test_a_sequence_without_blocks_that_is_freed_waits_for_the_disk_no_more() -> None:
     waits = Waits()
     gone = make_sequence("gone", ON_DISK)
-    assert waits.manager.restores(gone)
+    assert waits.manager.tiers.restores(gone)
     waits.manager.free(gone)
     waits.read()
     assert held(waits.manager) == 0
-    assert not waits.manager._restoring
+    assert not waits.manager.tiers._restoring
 
 
 def test_what_was_read_before_is_kept_for_who_waits_for_the_blocks_after_it() -> None:
     waits = Waits()
     short = make_sequence("short", ON_DISK[:5])
-    assert waits.manager.restores(short)
+    assert waits.manager.tiers.restores(short)
     waits.read()
-    waits.manager.forgo(short)
-    assert (held(waits.manager), waits.manager.num_read) == (0, 1)
-    assert waits.manager.restores(make_sequence("long", ON_DISK))
+    waits.manager.tiers.forgo(short)
+    assert (held(waits.manager), waits.manager.tiers.num_read) == (0, 1)
+    assert waits.manager.tiers.restores(make_sequence("long", ON_DISK))
     assert held(waits.manager) == 1, "it is not given to another block meanwhile"
     waits.read()
-    assert (held(waits.manager), waits.manager.num_read) == (3, 3)
+    assert (held(waits.manager), waits.manager.tiers.num_read) == (3, 3)
     assert waits.manager.check_integrity() == []
 
 
 def test_who_waits_is_asked_again_without_a_look_at_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = Waits().manager
     waiting = make_sequence("waiting", ON_DISK)
-    assert manager.restores(waiting)
-    monkeypatch.setattr(manager._cache, "match", None)
-    assert manager.restores(waiting)
+    assert manager.tiers.restores(waiting)
+    monkeypatch.setattr(manager.cache.table, "match", None)
+    assert manager.tiers.restores(waiting)
 
 
 def test_only_blocks_that_are_not_being_read_yet_count_as_reads_to_come() -> None:
     waits = Waits()
     manager, asked = waits.manager, []
     waits.disk.read_s = lambda num_blocks: asked.append(num_blocks) or 0.1  # type: ignore[method-assign,func-returns-value]
-    assert manager._tier is not None
-    manager._tier.load_s = lambda num_blocks: {3: 0.03, 2: 0.02, 1: 0.01}[num_blocks]  # type: ignore[method-assign]
-    manager.compute_s = lambda num_tokens: {12: 0.2, 8: 0.2, 4: 0.11}[num_tokens]
+    assert manager.tiers._tier is not None
+    manager.tiers._tier.load_s = lambda num_blocks: {3: 0.03, 2: 0.02, 1: 0.01}[num_blocks]  # type: ignore[method-assign]
+    manager.tiers.compute_s = lambda num_tokens: {12: 0.2, 8: 0.2, 4: 0.11}[num_tokens]
     first, second = make_sequence("first", ON_DISK), make_sequence("second", ON_DISK)
-    assert manager.restores(first)
-    assert manager.restores(second)
-    assert manager.restores(first)
+    assert manager.tiers.restores(first)
+    assert manager.tiers.restores(second)
+    assert manager.tiers.restores(first)
     assert asked == [3, 0, 0]
     waits.disk.work(False, True)
     assert manager.land()
     assert asked == [3, 0, 0, 0], "of a disk that answers nothing more is asked"
-    assert manager.restores(first)
+    assert manager.tiers.restores(first)
     waits.disk.work(False, True)
     assert manager.land()
-    assert not manager.restores(first), "0.1 + 0.01 s are no less than 0.11 s"
+    assert not manager.tiers.restores(first), "0.1 + 0.01 s are no less than 0.11 s"
 
 
 def test_a_block_that_could_not_be_read_ends_the_wait_of_those_alone_that_wait_for_it() -> None:
     waits = Waits()
     short, long = make_sequence("short", ON_DISK[:5]), make_sequence("long", ON_DISK)
-    assert waits.manager.restores(short)
-    assert waits.manager.restores(long)
+    assert waits.manager.tiers.restores(short)
+    assert waits.manager.tiers.restores(long)
     waits.disk.work(False, False)  # the last one
     assert waits.manager.land()
-    assert list(waits.manager._restoring) == [short]
+    assert list(waits.manager.tiers._restoring) == [short]
     waits.read()
     assert held(waits.manager) == 1
     assert waits.manager.check_integrity() == []
@@ -285,18 +285,18 @@ def test_those_that_wait_are_told_when_something_was_read_or_the_disk_does_not_a
     assert not manager.land(), "nobody waits"
     waits.disk.late = False
     waiting = [make_sequence(name, ON_DISK) for name in ("first", "second")]
-    assert all(manager.restores(one) for one in waiting)
+    assert all(manager.tiers.restores(one) for one in waiting)
     assert not manager.land(), "nothing was read"
-    assert all(manager.restores(one) for one in waiting)
+    assert all(manager.tiers.restores(one) for one in waiting)
     assert waits.disk.read_s(0) < inf
     waits.disk.late = True
     assert manager.land()
-    assert not manager._restoring
+    assert not manager.tiers._restoring
     waits.disk.late = False
     waits.disk.finish()
     assert manager.land()
     assert held(manager) == 0, "what comes at last is kept for nobody"
-    assert manager.num_read == 3
+    assert manager.tiers.num_read == 3
     assert not manager.land()
 
 
@@ -306,10 +306,10 @@ def test_nothing_is_written_while_host_memory_has_room_until_the_worker_ends() -
     manager = BlockManager(4, 4, slots, disk)
     for first_token in (0, 100):
         serve(manager, first_token, 16)
-    assert manager.num_lowered == 4
+    assert manager.cache.num_lowered == 4
     assert not disk._writes
     assert not manager.land()
-    assert manager.flush()
+    assert manager.tiers.flush()
     assert disk._writes
     disk.finish()
     assert not manager.land(), "a write is no news"
@@ -320,25 +320,25 @@ def test_nothing_is_written_while_host_memory_has_room_until_the_worker_ends() -
 
 def test_copies_between_device_and_host_memory_are_counted_over_all_times() -> None:
     manager = BlockManager(2, 4, Slots(8, dict.fromkeys(range(2), (0,))))
-    assert (manager.num_moved_down, manager.num_raised, manager.num_read) == (0, 0, 0)
+    assert (manager.tiers.num_moved_down, manager.tiers.num_raised, manager.tiers.num_read) == (0, 0, 0)
     serve(manager, 0, 8)
     serve(manager, 100, 8)
-    assert (manager.num_moved_down, manager.num_raised) == (2, 0)
+    assert (manager.tiers.num_moved_down, manager.tiers.num_raised) == (2, 0)
     serve(manager, 0, 8)  # one block is computed, because something has to be
-    assert (manager.num_moved_down, manager.num_raised) == (4, 1)
+    assert (manager.tiers.num_moved_down, manager.tiers.num_raised) == (4, 1)
     serve(manager, 100, 8)
-    assert (manager.num_moved_down, manager.num_raised) == (6, 2)
+    assert (manager.tiers.num_moved_down, manager.tiers.num_raised) == (6, 2)
 
 
 def test_what_a_token_takes_from_a_tier_is_known_when_it_was_measured() -> None:
     waits = Waits()
-    assert waits.manager.restoring_ms() == (0.0, 0.0)
-    tier = waits.manager._tier
+    assert waits.manager.tiers.restoring_ms() == (0.0, 0.0)
+    tier = waits.manager.tiers._tier
     assert tier is not None
     tier.block_s = 0.008  # type: ignore[misc]
-    assert waits.manager.restoring_ms() == pytest.approx((2.0, 0.0))
+    assert waits.manager.tiers.restoring_ms() == pytest.approx((2.0, 0.0))
     waits.disk.block_s = 0.016
-    assert waits.manager.restoring_ms() == pytest.approx((2.0, 6.0))
+    assert waits.manager.tiers.restoring_ms() == pytest.approx((2.0, 6.0))
 
 
 def test_both_tiers_are_closed_and_the_disk_goes_on_under_the_name_that_was_told(
@@ -349,6 +349,6 @@ def test_both_tiers_are_closed_and_the_disk_goes_on_under_the_name_that_was_told
     monkeypatch.setattr(Disk, "move", lambda disk, name: done.append(name))
     monkeypatch.setattr(Disk, "close", lambda disk: done.append("disk"))
     monkeypatch.setattr(Slots, "close", lambda slots: done.append("slots"))
-    waits.manager.move_disk("other")
-    waits.manager.close()
+    waits.manager.tiers.move_disk("other")
+    waits.manager.tiers.close()
     assert done == ["other", "disk", "slots"]

@@ -42,7 +42,7 @@ class Waits:
         found = [(copy, block) for copy, (block, _) in reversed(former.files.items())]
         assert len(found) == 3
         self.manager = BlockManager(8, 4, slots, self.disk, found)
-        self.manager.take_events()
+        self.manager.cache.take_events()
 
     def read(self) -> None:
         self.disk.finish()
@@ -92,9 +92,9 @@ def test_a_sequence_that_was_aborted_lets_go_of_what_was_read_for_it(waits: Wait
     scheduler.add(aborted)
     assert step(scheduler).num_tokens == 0
     waits.read()
-    assert len(waits.manager._cache.copies.held) == 3
+    assert len(waits.manager.cache.copies.held) == 3
     scheduler.finish(aborted)
-    assert not waits.manager._cache.copies.held
+    assert not waits.manager.cache.copies.held
     assert waits.manager.check_integrity() == []
 
 
@@ -115,18 +115,18 @@ def test_a_block_that_is_damaged_ends_the_wait_for_those_behind_it(waits: Waits)
 
 def test_a_prefix_is_computed_where_the_disk_would_take_longer(waits: Waits) -> None:
     restored = make_sequence("restored", ON_DISK)
-    waits.manager.compute_s = lambda num_tokens: {12: 0.1}[num_tokens]
-    assert not waits.manager.restores(restored)
-    waits.manager.compute_s = lambda num_tokens: {12: 0.11}[num_tokens]
-    tier = waits.manager._tier
+    waits.manager.tiers.compute_s = lambda num_tokens: {12: 0.1}[num_tokens]
+    assert not waits.manager.tiers.restores(restored)
+    waits.manager.tiers.compute_s = lambda num_tokens: {12: 0.11}[num_tokens]
+    tier = waits.manager.tiers._tier
     assert tier is not None
     tier.load_s = lambda num_blocks: {3: 0.01}[num_blocks]  # type: ignore[method-assign]
-    assert not waits.manager.restores(restored), "the copy to the device counts, too"
+    assert not waits.manager.tiers.restores(restored), "the copy to the device counts, too"
     tier.load_s = lambda num_blocks: 0.009  # type: ignore[method-assign]
-    assert waits.manager.restores(restored)
+    assert waits.manager.tiers.restores(restored)
     waits.disk.late = True
     assert waits.manager.land(), "whoever waits may go on"
-    assert not waits.manager.restores(restored)
+    assert not waits.manager.tiers.restores(restored)
     assert waits.manager.allocate(restored)
     assert restored.num_computed_tokens == 0
 
@@ -157,7 +157,7 @@ def test_a_reservation_whose_blocks_are_being_copied_holds_up_nobody_and_waits_f
     disk = Disk(num_copies, slots) if num_copies else None
     manager = BlockManager(6, 4, slots, disk)
     engine, reservations, granted = reserving(manager)
-    manager.compute_s = lambda num_tokens: 0.0
+    manager.tiers.compute_s = lambda num_tokens: 0.0
 
     def finish() -> None:
         while slots.moves or (disk is not None and disk.finish()) or manager.land():
@@ -173,12 +173,12 @@ def test_a_reservation_whose_blocks_are_being_copied_holds_up_nobody_and_waits_f
         finish()
     moving = request(make_sequence("moving", [*ON_DISK, 1]))
     reservations.add(moving)
-    assert manager.is_moving(moving.sequence)
-    manager.compute_s = lambda num_tokens: inf
+    assert manager.tiers.is_moving(moving.sequence)
+    manager.tiers.compute_s = lambda num_tokens: inf
     reservations.add(request(make_sequence("behind", range(400, 404))))
     assert granted == ["behind"]
     assert engine.check_integrity() == []
-    assert not manager._cache.copies.reads, "nothing is read for who has blocks"
+    assert not manager.cache.copies.reads, "nothing is read for who has blocks"
     finish()
     reservations.retry()
     assert granted == ["behind", "moving"]
@@ -209,7 +209,7 @@ def test_reservations_keep_the_books_and_all_get_their_turn_whatever_the_tiers_d
             reservations.retry()
 
     for number in range(400):
-        manager.compute_s = dice.choice((lambda num_tokens: 0.0, lambda num_tokens: inf))
+        manager.tiers.compute_s = dice.choice((lambda num_tokens: 0.0, lambda num_tokens: inf))
         if len(requests) < 5:
             first = 100 * dice.randrange(8)
             tokens = range(first, first + dice.choice((9, 13, 17)))
@@ -225,7 +225,7 @@ def test_reservations_keep_the_books_and_all_get_their_turn_whatever_the_tiers_d
             one_arrives()
         assert engine.check_integrity() == []
     assert num_moving > 20
-    assert manager.num_read > 5
+    assert manager.tiers.num_read > 5
     for _ in range(200):
         tiers_work()
         one_arrives()
@@ -238,7 +238,7 @@ def test_a_reservation_that_was_cancelled_waits_for_the_disk_no_more(waits: Wait
     assert not engine.reserve(cancelled)
     engine.forgo(cancelled)
     waits.read()
-    assert not waits.manager._cache.copies.held
+    assert not waits.manager.cache.copies.held
 
 
 def test_how_long_a_prompt_takes_is_known_from_steps_that_were_mostly_prompts() -> None:

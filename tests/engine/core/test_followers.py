@@ -193,6 +193,7 @@ def common_tokens(one: Sequence, other: Sequence, block_size: int) -> int:
     return equal // block_size * block_size
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     work=st.lists(

@@ -57,7 +57,7 @@ class Late:
         self.tier.spare = 0
         self.manager = BlockManager(num_blocks, BLOCK_SIZE, self.tier)
         self.engine = Engine(self.runner, self.manager, max_batch_tokens=32, max_running=8, eos_token_ids=frozenset())
-        self.engine.block_manager.step_s = lambda: 1.0  # whatever is enqueued is near
+        self.engine.block_manager.tiers.step_s = lambda: 1.0  # whatever is enqueued is near
         self.answers: dict[Sequence, list[int]] = {}
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> Sequence:
@@ -178,5 +178,5 @@ def test_whenever_copies_are_enqueued_and_made_answers_are_those_of_a_model_alon
     for sequence, tokens in late.answers.items():
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
         assert tokens == answer(prompt, sequence.sampling.max_tokens)
-    assert late.manager.num_raised > 20
+    assert late.manager.tiers.num_raised > 20
     assert num_left_out > 10

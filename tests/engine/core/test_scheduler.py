@@ -901,7 +901,7 @@ class Cluster:
             assert len({item.sequence.request_id for item in batch.items}) == len(batch.items)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     work=st.lists(requests, min_size=1, max_size=10),
     spare_blocks=st.integers(0, 8),

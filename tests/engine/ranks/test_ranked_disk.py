@@ -35,9 +35,9 @@ def left(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, answers: li
     folder = tmp_path_factory.mktemp("left")
     with worker(tiny_model, folder, ranks=SIZE) as one:
         assert one.answers(PROMPTS) == answers
-        assert one.engine.block_manager.num_read > 20
-        assert one.engine.block_manager.num_disk_errors == 0
-        while one.engine.block_manager.flush():
+        assert one.engine.block_manager.tiers.num_read > 20
+        assert one.engine.block_manager.tiers.num_disk_errors == 0
+        while one.engine.block_manager.tiers.flush():
             one.until_written()
         return folder, one.engine.load().disk_blocks_used
 
@@ -59,8 +59,8 @@ def test_a_restart_finds_what_both_ranks_have_and_reads_it(
         sequence, answer = again.answer(PROMPTS[-1])
         assert answer == answers[-1]
         assert sequence.num_cached_tokens > 0
-        assert again.engine.block_manager.num_read == sequence.num_cached_tokens // 16
-        assert again.engine.block_manager.num_disk_errors == 0
+        assert again.engine.block_manager.tiers.num_read == sequence.num_cached_tokens // 16
+        assert again.engine.block_manager.tiers.num_disk_errors == 0
 
 
 @pytest.mark.parametrize("name", ["blocks", "blocks-1"])
@@ -74,7 +74,7 @@ def test_a_block_that_one_rank_has_damaged_is_computed_again_on_all(
             file.write(b"garbage")
     with worker(tiny_model, tmp_path, ranks=SIZE) as again:
         assert again.answers(PROMPTS) == answers
-        assert again.engine.block_manager.num_disk_errors > 0
+        assert again.engine.block_manager.tiers.num_disk_errors > 0
 
 
 @pytest.mark.parametrize("name", ["blocks-1", "index-1", "index"])

@@ -48,9 +48,9 @@ class Worker:
             engine = replace(engine, host_kv_memory=host, disk_kv=disk)
         self.assembly = build_engine(ServingConfig(model=str(model), engine=engine))
         self.engine: Engine = self.assembly.engine
-        self.engine.block_manager.compute_s = lambda num_tokens: inf
+        self.engine.block_manager.tiers.compute_s = lambda num_tokens: inf
         self.disk_is_done = threading.Event()
-        self.engine.block_manager.on_copied(self.disk_is_done.set)
+        self.engine.block_manager.tiers.on_copied(self.disk_is_done.set)
         self.names = 0
 
     def answers(self, prompts: list[list[int]]) -> list[list[int]]:
@@ -77,7 +77,7 @@ class Worker:
     def until_written(self) -> None:
         manager = self.engine.block_manager
         deadline_s = time.monotonic() + TIMEOUT_S
-        while manager._cache.copies.writes:
+        while manager.cache.copies.writes:
             assert time.monotonic() < deadline_s
             self.disk_is_done.wait(0.1)
             self.disk_is_done.clear()

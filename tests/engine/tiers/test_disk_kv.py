@@ -49,7 +49,7 @@ def test_answers_are_those_of_a_worker_without_a_disk_over_restarts(
         prompts = conversations(25, life)
         with worker(tiny_model, tmp_path) as one:
             assert one.answers(prompts) == expected(prompts)
-            assert one.engine.block_manager.num_read > 20
+            assert one.engine.block_manager.tiers.num_read > 20
             load = one.engine.load()
             assert 0 < load.disk_blocks_used <= load.disk_blocks_total == 128
 
@@ -66,7 +66,7 @@ def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: 
         sequence, after = again.answer(prompt(0))
         assert after == before
         assert sequence.num_cached_tokens == 144
-        assert again.engine.block_manager.num_read == 9
+        assert again.engine.block_manager.tiers.num_read == 9
         host_ms, disk_ms = again.engine.restoring_ms()
         assert 0 < host_ms < disk_ms, "both were measured"
 
@@ -96,7 +96,7 @@ def test_a_damaged_disk_costs_time_and_no_answer(
             file.write(b"garbage")
     with worker(tiny_model, tmp_path) as one:
         assert one.answers(prompts) == expected(prompts)
-        assert one.engine.block_manager.num_disk_errors > 0
+        assert one.engine.block_manager.tiers.num_disk_errors > 0
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), ValueError("a fault of ours")], ids=repr)
@@ -115,11 +115,11 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     monkeypatch.setattr(module, "REST_S", inf)
     with worker(tiny_model, tmp_path) as one:
         one.answers(conversations(10, 2))
-        assert tried == one.engine.block_manager.num_disk_errors == 1
+        assert tried == one.engine.block_manager.tiers.num_disk_errors == 1
         assert one.engine.load().disk_blocks_used == 0
         monkeypatch.setattr(BlockFiles, "write", write)
         monkeypatch.setattr(module, "REST_S", 0.0)
-        one.engine.block_manager._disk._silent_until_s = 0.0  # type: ignore[union-attr]
+        one.engine.block_manager.tiers._disk._silent_until_s = 0.0  # type: ignore[union-attr]
         one.answers(conversations(10, 2))
         assert one.engine.load().disk_blocks_used > 0
 
@@ -142,7 +142,7 @@ def test_a_block_whose_read_fails_is_computed_and_the_next_one_is_read(
     monkeypatch.setattr(BlockFiles, "read", fail)
     with worker(tiny_model, tmp_path) as again:
         assert again.answer(prompt(0))[1] == before
-        assert again.engine.block_manager.num_disk_errors == 1
+        assert again.engine.block_manager.tiers.num_disk_errors == 1
         sequence, after = again.answer(prompt(1))
         assert (after, sequence.num_cached_tokens) == (other, 144)
 
@@ -219,9 +219,9 @@ def test_nobody_waits_for_a_disk_that_does_not_answer(
 def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: Path) -> None:
     with worker(tiny_model, tmp_path) as one:
         one.answers([prompt(seed) for seed in range(10)])
-        one.engine.block_manager.compute_s = float  # a second a token
+        one.engine.block_manager.tiers.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
-            times = one.engine.block_manager._disk._times = ReadTimes()  # type: ignore[union-attr]
+            times = one.engine.block_manager.tiers._disk._times = ReadTimes()  # type: ignore[union-attr]
             times.begin(0, 0.0)
             times.end(0, read_s)
             sequence, _ = one.answer(prompt(0))

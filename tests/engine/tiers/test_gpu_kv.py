@@ -84,7 +84,7 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     try:
         expected = answers(plain.engine, prompts)
         assert answers(tiered.engine, prompts) == expected
-        assert tiered.engine.block_manager.num_raised > 20
+        assert tiered.engine.block_manager.tiers.num_raised > 20
     finally:
         plain.close()
         tiered.close()

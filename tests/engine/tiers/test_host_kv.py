@@ -133,13 +133,13 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     tiered = build_engine(replace(config, engine=small))
     try:
         assert answers(tiered.engine, prompts) == answers(plain.engine, prompts)
-        assert (raised := tiered.engine.block_manager.num_raised) > 20
+        assert (raised := tiered.engine.block_manager.tiers.num_raised) > 20
         scored = [make_sequence(f"scored {i}", one, prompt_logprobs=2) for i, one in enumerate(prompts[:10])]
         assert_engine_scores(tiny_model, tiered.engine, scored)
         assert not any(sequence.num_cached_tokens for sequence in scored)
         assert tiered.engine.check_integrity() == []
         assert answers(tiered.engine, prompts) == answers(plain.engine, prompts)
-        assert tiered.engine.block_manager.num_raised > raised
+        assert tiered.engine.block_manager.tiers.num_raised > raised
     finally:
         plain.close()
         tiered.close()

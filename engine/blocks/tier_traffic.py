@@ -1,0 +1,266 @@
+"""Traffic between the tiers: which copies are under way, who waits for them, and what they take.
+
+Blocks that are evicted from the device move to the lower tier, and some of these to the disk. They come back when a
+sequence finds them. Blocks that lie on the disk alone are read into slots of the lower tier before the sequence gets
+blocks; meanwhile the caller lets others pass. Where copies take time, a sequence gets its blocks at once, and its
+`moves`, which its first step comes after.
+"""
+
+from collections.abc import Callable, Container, Iterator
+from math import inf
+
+from engine.blocks.disk_copies import DiskTier
+from engine.blocks.disk_prefixes import DiskPrefixCache
+from engine.blocks.lower_tier import LowerTier
+from engine.blocks.prefix_cache import num_before
+from engine.sequences.moves import Moves
+from engine.sequences.sequence import Sequence
+
+
+class TierTraffic:
+    """Engine thread only. Without tiers nothing moves, and what is cached lies on the device."""
+
+    def __init__(
+        self, cache: DiskPrefixCache, block_size: int, tier: LowerTier | None = None, disk: DiskTier | None = None
+    ) -> None:
+        assert disk is None or tier is not None
+        self.num_raised = 0  # blocks that were copied back from the lower tier
+        self.num_moved_down = 0  # blocks that were copied there
+        self.num_read = 0  # blocks that were read from the disk
+        self.spare = tier.spare if tier is not None else 0
+        self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
+        self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
+        self.moves = Moves()
+        self._cache = cache
+        self._block_size = block_size
+        self._tier = tier
+        self._disk = disk
+        self._wake: Callable[[], object] = lambda: None
+        self._is_flushing = False
+        self._is_awaited_move = False  # whether somebody asks again when one has ended
+        self._restoring: dict[Sequence, set[int]] = {}  # waiting sequences, and what was read for them
+
+    # --- what a sequence would find -----------------------------------------------------------------------------------
+
+    def usable_hits(self, sequence: Sequence) -> list[int]:
+        """The cached blocks that a sequence would share if it got blocks now."""
+        return self._usable(self._cache.table.hits(sequence))
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a sequence without blocks would find cached if it got blocks now."""
+        return len(self.usable_hits(sequence)) * self._block_size
+
+    def tokens_at_hand(self, sequence: Sequence) -> int:
+        """cached_tokens(), and what the disk brings sooner than it is computed."""
+        return self._num_at_hand(self._cache.table.hits(sequence)) * self._block_size
+
+    def more_at_hand(self, sequence: Sequence, at_hand: int) -> int:
+        """tokens_at_hand() where so many were at hand before and are taken to be so still: quicker, because only what
+        has come to the device since is compared."""
+        match, first = self._cache.table.match, at_hand // self._block_size
+        end = sequence.hash_reusable_blocks(self._block_size)
+        following = match(sequence, first, min(first + 1, end))
+        if not following or following[0] >= self._cache.num_blocks:
+            return at_hand
+        return at_hand + self._num_at_hand(match(sequence, first, end)) * self._block_size
+
+    def _num_at_hand(self, hits: list[int]) -> int:
+        num_cached = len(self._usable(hits))
+        num_read = len(hits) - num_cached if self._disk is not None else 0
+        return len(hits) if num_read and self._is_sooner(num_read, num_read) else num_cached
+
+    def _usable(self, hits: list[int]) -> list[int]:
+        """The hits before the first one that would have to be read from the disk; those of the device alone, when the
+        others are computed sooner than copied."""
+        if self._disk is not None:
+            first = num_before(hits, self._cache.first_copy)
+            hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]
+        if self._tier is not None:
+            here, lowered = self._cache.by_home(hits)
+            if lowered and self._tier.load_s(len(lowered)) > self.compute_s(len(lowered) * self._block_size):
+                return here
+        return hits
+
+    def _is_in_memory(self, block: int) -> bool:
+        return self._cache.content(block) is not None
+
+    # --- between the device and the lower tier ------------------------------------------------------------------------
+
+    def raise_to(self, blocks: list[int], lowered: list[int]) -> None:
+        """Copies kept blocks of lower tiers to blocks of the device."""
+        if not lowered:
+            return
+        assert self._tier is not None
+        slots = [slot - self._cache.num_blocks for slot in map(self._cache.content, lowered) if slot is not None]
+        self.moves.add(self._tier.load(slots, blocks), blocks)
+        self._cache.raise_to(blocks, lowered)
+        self.num_raised += len(blocks)
+
+    def is_near(self, sequence: Sequence) -> bool:
+        """Whether the moves of the sequence's blocks are enqueued, and end within the time of a step."""
+        step_s = self.step_s()
+        return all(move.is_enqueued() and move.left_s() <= step_s for move in sequence.moves)
+
+    def is_moving(self, sequence: Sequence) -> bool:
+        """Whether blocks that others shall write for the sequence are still being copied. Then land() will have
+        news."""
+        moves = self.moves.of(sequence.block_table[sequence.num_committed_blocks :])
+        for move in moves:
+            move.then(self._wake)
+        self._is_awaited_move |= bool(moves)
+        return bool(moves)
+
+    # --- from and to the disk -----------------------------------------------------------------------------------------
+
+    def restores(self, sequence: Sequence) -> bool:
+        """Whether a sequence without blocks had better wait, because its next blocks are read from the disk, and copied
+        to the device, sooner than they are computed. Begins to read them."""
+        assert not sequence.block_table
+        if self._disk is None:
+            return False
+        copies, reads = self._cache.copies, self._cache.copies.reads
+        if num_left := len(self._restoring.get(sequence, set()) & reads.keys()):  # without a look at each block
+            return self._is_sooner(0, num_left)
+        hits = self._cache.table.hits(sequence)
+        on_disk = hits[num_before(hits, self._cache.first_copy) :]
+        missing = [block for block in on_disk if not self._is_in_memory(block)]
+        if not missing or not self._is_sooner(sum(block not in reads for block in missing), len(missing)):
+            return False
+        self._restoring.setdefault(sequence, set()).update(on_disk)
+        for block in on_disk:
+            copies.hold(block)
+        self._cache.fetch(missing)
+        self._carry_out()
+        return any(block in reads for block in missing)
+
+    def _is_sooner(self, num_new: int, num_blocks: int) -> bool:
+        """Whether blocks of the disk, of which some are not being read yet, come sooner than they are computed."""
+        assert self._disk is not None
+        assert self._tier is not None
+        restore_s = self._disk.read_s(num_new) + self._tier.load_s(num_blocks)
+        return restore_s < self.compute_s(num_blocks * self._block_size)
+
+    def forgo(self, sequence: Sequence) -> None:
+        """The sequence does not wait for the disk any more."""
+        for copy in self._restoring.pop(sequence, ()):
+            if not self._is_awaited(copy):
+                self._cache.copies.let_go(copy)
+
+    def _is_awaited(self, copy: int) -> bool:
+        return any(copy in wanted for wanted in self._restoring.values())
+
+    def land(self) -> bool:
+        """Books what the tiers have done. Returns whether sequences that wait for them may go on."""
+        news = self.moves.end() and self._is_awaited_move
+        if news:
+            self._is_awaited_move = False
+        return self._land_disk() or news
+
+    def _land_disk(self) -> bool:
+        if self._disk is None:
+            return False
+        news = False
+        done = self._disk.done()
+        for copy, written, ok in done:
+            copy += self._cache.first_copy
+            if written:
+                self._cache.written(copy, ok)
+            else:
+                self._cache.was_read(copy, ok)
+                self.num_read += ok
+                news = True
+                if not ok:  # who waits for it asks anew: what was to follow it is lost
+                    for sequence in [one for one, wanted in self._restoring.items() if copy in wanted]:
+                        self.forgo(sequence)
+            if self._is_awaited(copy):
+                self._cache.copies.hold(copy)
+        if done:
+            self.write_behind()
+        if self._restoring and self._disk.read_s(0) == inf:
+            news = True
+            for sequence in list(self._restoring):
+                self.forgo(sequence)
+        return news
+
+    def write_behind(self) -> None:
+        """Makes the copies to host memory that an eviction has decided on, and writes some old blocks to the disk."""
+        if self._disk is not None:
+            write = self._cache.write_all if self._is_flushing else self._cache.write_behind
+            write(self._disk.max_writes)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Makes the copies that the cache has decided on: to host memory at once, before the blocks are written."""
+        cache, copies = self._cache, self._cache.copies
+        if cache.moved_down:
+            assert self._tier is not None
+            slots = [slot - cache.num_blocks for slot in cache.moved_down]
+            blocks = list(cache.moved_down.values())
+            self.moves.add(self._tier.store(blocks, slots), blocks)
+            self.num_moved_down += len(slots)
+            cache.moved_down.clear()
+        if self._disk is not None:
+            for source, copy, block in copies.to_write:
+                self._disk.write(source - cache.num_blocks, copy - cache.first_copy, block)
+            for copy, target, block in copies.to_read:
+                self._disk.read(copy - cache.first_copy, target - cache.num_blocks, block)
+            copies.to_write.clear()
+            copies.to_read.clear()
+
+    # --- the tiers as a whole -----------------------------------------------------------------------------------------
+
+    def restoring_ms(self) -> tuple[float, float]:
+        """The time that a token takes to the device from host memory and from the disk, as measured; 0: not known."""
+        host_s = self._tier.block_s if self._tier is not None else 0.0
+        disk_s = self._disk.block_s if self._disk is not None else 0.0
+        return host_s / self._block_size * 1e3, (disk_s + host_s if disk_s else 0.0) / self._block_size * 1e3
+
+    @property
+    def num_disk_errors(self) -> int:
+        """Reads and writes of the disk that failed."""
+        return self._disk.num_errors if self._disk is not None else 0
+
+    def on_copied(self, wake: Callable[[], object]) -> None:
+        """`wake` is called on some thread when land() has something to do."""
+        self._wake = wake
+        if self._disk is not None:
+            self._disk.wake = wake
+
+    def flush(self) -> bool:
+        """For a worker that ends: from now on, prefixes in memory are written to the disk, those that would be given up
+        last first; those of the device pass through host memory, and stay where they are. Returns whether any are being
+        written."""
+        if self._disk is None:
+            return False
+        self._is_flushing = True
+        self.write_behind()
+        return bool(self._cache.copies.writes)
+
+    def clear(self) -> None:
+        """Nobody waits any more, and the disk is emptied. When it returns, no copy is under way between the device and
+        the lower tier."""
+        self.moves.wait()
+        self._restoring.clear()
+        if self._disk is not None:
+            self._disk.wipe()
+
+    def move_disk(self, name: str) -> None:
+        """After clear(): the disk tier goes on under another name, see engine/tiers/disk_kv.py."""
+        if self._disk is not None:
+            self._disk.move(name)
+
+    def close(self) -> None:
+        """Ends the tiers. There is no other call after it."""
+        if self._disk is not None:
+            self._disk.close()
+        if self._tier is not None:
+            self._tier.close()
+
+    def check_integrity(self, holders: Container[Sequence]) -> Iterator[str]:
+        """What is wrong with the books, in sentences. holders: the sequences with blocks."""
+        awaited = set[int]().union(*self._restoring.values())
+        for copy in self._cache.copies.held.keys() - awaited:
+            yield f"nobody waits for {copy}"
+        for sequence in self._restoring:
+            if sequence in holders:
+                yield f"{sequence} waits for the disk"
