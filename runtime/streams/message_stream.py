@@ -1,7 +1,7 @@
 """Streams of messages over TCP between the processes of a service: frames of msgpack (length_prefix.py).
 
 Streams carry the messages of each request and each engine step, at about 10 us of CPU a message where gRPC takes 80 to
-90 us (`benchmarks/stream_round_trip.py`). gRPC carries the rare calls.
+90 us. gRPC carries the rare calls.
 
 Because a process that hangs, or whose machine has vanished, closes no socket, each end sends something every
 PING_INTERVAL_S, an empty frame if there is no message, and gives up a peer that stays silent.

@@ -62,10 +62,6 @@ def _in_order(validator: Any, properties: Any, instance: Any, schema: Any) -> It
 _JUDGE = jsonschema.validators.extend(_BASE, {"properties": _in_order})
 
 
-def is_valid(schema: Any, value: Any) -> bool:
-    return _JUDGE(schema, format_checker=_FORMATS).is_valid(value)
-
-
 def mismatch(schema: Any, text: str) -> str:
     """Why a text is wrong; empty when it is right."""
     try:
