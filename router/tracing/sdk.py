@@ -30,14 +30,13 @@ class Sdk:
         check_sdk()
         from opentelemetry import trace
         from opentelemetry.context import Context
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        from router.tracing.exporter import Exporter
 
         class OneResource(Resource):
             __hash__ = object.__hash__  # because the exporter hashes each span's resource: its JSON, otherwise
@@ -52,7 +51,7 @@ class Sdk:
         resource = Resource.create(described)
         resource = OneResource(resource.attributes, resource.schema_url)
         self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-        self._exporting = BatchSpanProcessor(Exporter(endpoint=config.endpoint))
+        self._exporting = BatchSpanProcessor(OTLPSpanExporter(endpoint=config.endpoint))
         self._provider.add_span_processor(self._exporting)
         self._tracer = self._provider.get_tracer("baton")
         self._readable = partial(
