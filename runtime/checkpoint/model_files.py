@@ -14,6 +14,7 @@ from runtime.checkpoint.foreign_config import load_foreign_config
 from runtime.checkpoint.hub import HubName, hub_file, hub_folder, hub_name
 from runtime.checkpoint.model_cache import converted_folder
 from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
+from runtime.checkpoint.slow_tokenizer import FAST, SLOW, make_tokenizer_json
 from runtime.errors import ConfigError, ModelError
 
 SMOLLM2 = "smollm2"
@@ -23,7 +24,7 @@ SINGLE_FILE = "model.safetensors"
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # GPTQ, AWQ, ModelOpt
 SMALL_FILES = (
     *("config.json", "generation_config.json", INDEX_FILE, *QUANTIZATION_FILES),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *(FAST, SLOW, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
     "additional_chat_templates/tool_use.jinja",
 )
 
@@ -135,8 +136,10 @@ def _open_folder(folder: Path, name: str, foreign: bool = False) -> ModelFiles:
 
 def _check_config(folder: Path, foreign: bool = False) -> ModelConfig:
     config = load_foreign_config(folder) if foreign else load_model_config(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise ModelError(str(folder), "tokenizer.json is missing")
+    if not (folder / FAST).is_file():
+        if not (folder / SLOW).is_file():
+            raise ModelError(str(folder), f"{FAST} is missing")
+        make_tokenizer_json(folder)
     if not foreign and (quantized := [file for file in QUANTIZATION_FILES if (folder / file).is_file()]):
         refuse_quantized(quantized[0], str(folder))
     return config
