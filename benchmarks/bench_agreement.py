@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def differences(engine: list[float], command: list[float]) -> dict[str, float]:
-    """By what share the command reports less than the engine does."""
+    """The share by which the command reports less than the engine does."""
     pairs = [1 - ours / theirs for theirs, ours in zip(engine, command, strict=True)]
     return {
         "medians": 1 - statistics.median(command) / statistics.median(engine),

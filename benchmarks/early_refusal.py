@@ -155,7 +155,8 @@ class Trial:
         self._rate = len(self._requests) / (self._requests[-1].batch_s - self._requests[0].batch_s)
 
     def run(self, per_s: float, rule: str = "router", most_late: float = 1.0, **settings: Any) -> Refusing:
-        """At so many requests a second. It breaks off when a larger share than `most_late` must come late."""
+        """Runs the trial at so many requests a second. It breaks off when a larger share than `most_late` must come
+        late."""
         count = round(per_s * self._options.seconds)
         assert count <= len(self._requests), f"{count} requests are needed: see --requests"
         coming = list(arrivals(self._requests[:count], per_s / self._rate, self._seed))
@@ -242,7 +243,7 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def figures(row: Row) -> list[str]:
-    """In the order of FIGURES."""
+    """The figures, in the order of FIGURES."""
     probed = row.probed
 
     def share(value: float | None, limits: Range | None = None) -> str:

@@ -100,7 +100,7 @@ def _least(blocks: list[Block]) -> Block:
 
 
 def _median(blocks: list[Block]) -> Block:
-    """Of each figure."""
+    """The median of each figure."""
     return Block(*(median(getattr(one, name) for one in blocks) for name in Block.__struct_fields__))
 
 

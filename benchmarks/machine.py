@@ -73,7 +73,7 @@ def seconds_since_process_start() -> float:
 
 
 def process_cpu_us(pid: int) -> float:
-    """Of all threads that live. Finer than the ticks of /proc/PID/stat."""
+    """The CPU time of all threads that live, finer than the ticks of /proc/PID/stat."""
     nanoseconds = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended

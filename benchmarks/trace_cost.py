@@ -116,7 +116,7 @@ async def _measure(case: Case, endpoint: str, seconds: float, rounds: int) -> li
 
 
 class _Load(Load):
-    """Of every so many requests one says that it is sampled."""
+    """A load in which one of every so many requests says that it is sampled."""
 
     def __init__(self, address: str, path: str, bodies: Iterator[bytes], every: int) -> None:
         super().__init__(address, path, bodies)

@@ -20,7 +20,7 @@ class Timing:
 
 
 class Spread(Struct, frozen=True):
-    """Of a latency, in ms."""
+    """The spread of a latency, in ms."""
 
     mean: float
     p50: float
@@ -48,7 +48,7 @@ class Point(Struct, frozen=True, omit_defaults=True):
 
 
 def summed(load: str, timings: Sequence[Timing]) -> Point:
-    """At least one of the timings has no problem."""
+    """Sums up timings, at least one of which has no problem."""
     whole = [timing for timing in timings if not timing.problem]
     seconds = max(timing.ended_s for timing in whole) - min(timing.sent_s for timing in whole)
     prompt_tokens = sum(timing.prompt_tokens for timing in whole)

@@ -39,7 +39,7 @@ NANO_VLLM_BENCH = Amount(256, (100, 1024), (100, 1024))
 
 
 class TraceLine(Struct, frozen=True):
-    """As in the traces of Mooncake."""
+    """A request as Mooncake's traces have it."""
 
     timestamp: int  # ms
     input_length: int

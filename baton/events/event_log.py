@@ -42,8 +42,8 @@ class EventLog:
         nats.on_reconnect(self._doubt_storage)
 
     async def seek(self, start: int | datetime | None) -> None:
-        """Where to read from. None: what comes from now on; a time: what was stored since then; 1: all that the stream
-        holds. Raises NATS_ERRORS."""
+        """Chooses where to read from. None: what comes from now on; a time: what was stored since; 1: all that the
+        stream holds. Raises NATS_ERRORS."""
         self._position = (await self._sequences()).stop if start is None else start
 
     async def read(self) -> list[StoredBatch]:
@@ -63,8 +63,8 @@ class EventLog:
         return batches
 
     async def follow(self, timeout_s: float) -> AsyncIterator[list[StoredBatch]]:
-        """All further batches, without end; an empty list whenever there is nothing new. Raises UnavailableError when
-        NATS stays away for longer than `timeout_s`."""
+        """Yields all further batches, without end; an empty list whenever there is nothing new. Raises UnavailableError
+        when NATS stays away for longer than `timeout_s`."""
         loop = asyncio.get_running_loop()
         answered_s = loop.time()
         while True:

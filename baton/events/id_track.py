@@ -11,7 +11,7 @@ class IdTrack:
         return sum(map(len, self.missing))
 
     def observe(self, event_id: int) -> bool:
-        """False: the id was seen before, because publishers send again what was not acknowledged."""
+        """Notes an id. False if it was seen before: publishers send again what was not acknowledged."""
         if event_id > self.last:
             if self.last and event_id > self.last + 1:
                 self.missing.append(range(self.last + 1, event_id))

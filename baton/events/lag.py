@@ -88,7 +88,7 @@ class LagMonitor:
                     seen.observe(stored)
 
     def report(self) -> list[WorkerLag]:
-        """In the order of the worker ids."""
+        """Returns one row per worker, in the order of their ids."""
         ids = sorted(self._directory.workers.keys() | self._seen.keys())
         return [self._worker(worker_id) for worker_id in ids]
 

@@ -157,7 +157,7 @@ class Recording:
             raise ConfigError(str(path), error.strerror or str(error)) from error
 
     def frames(self) -> Iterator[Frame]:
-        """All frames up to the end of the file, or to the last whole block before damage."""
+        """Yields all frames up to the end of the file, or to the last whole block before damage."""
         with self.path.open("rb") as file:
             file.seek(_FILE_HEADER.size)
             while (block := self._read_block(file)) is not None:

@@ -46,7 +46,7 @@ class Children(dict[str, Process]):
         ]
 
     def engines(self, role: Role) -> Counter[WorkerEngine]:
-        """How many workers of the role have each engine, those that are being started included."""
+        """Counts the role's workers by engine, those that are being started included."""
         ours = [(name, launch.name) for name, launch in self._launches.items() if launch.workers[name] == role]
         there = (name for name, process in ours if process in self.starting or self.living(name) is not None)
         return Counter(engine for engine in map(self.engine, there) if engine is not None)
@@ -57,7 +57,7 @@ class Children(dict[str, Process]):
         return None if config.external_worker(worker_id) else config.workers.engine
 
     def of_worker(self, worker_id: str) -> Process:
-        """Of a worker that has started."""
+        """The process of a worker that has started."""
         return self[self._launches[worker_id].name]
 
     def living(self, worker_id: str) -> Process | None:

@@ -42,7 +42,7 @@ class Launcher(Protocol):
 
     @property
     def log_dir(self) -> Path | None:
-        """On this machine; None: logs go elsewhere."""
+        """The folder of logs on this machine; None: logs go elsewhere."""
 
     def here(self, config: ServingConfig) -> ServingConfig:
         """The configuration for what runs in the supervisor's own process: with the address to listen on."""

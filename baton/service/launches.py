@@ -56,7 +56,7 @@ class Launches:
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
 
     def _external(self, name: str) -> Launch:
-        """It takes no GPU, and computes nothing: it needs no more than our own environment."""
+        """An external worker takes no GPU and computes nothing: our own environment is enough."""
         arguments = ["--worker-id", name]
         return Launch(name, "decode_worker", self._config_of("baton"), arguments, {name: "decode"}, 0, self.keys)
 
@@ -64,7 +64,7 @@ class Launches:
         return Counter(self.config.workers.by_engine(role)) - self.children.engines(role)
 
     def _config_of(self, engine: WorkerEngine) -> ServingConfig:
-        """Of a process whose workers have this engine."""
+        """The configuration of a process whose workers have this engine."""
         return msgspec.structs.replace(self.config, workers=self.config.workers.of(engine))
 
     @property
@@ -75,7 +75,7 @@ class Launches:
         return workers.per_process or (max(1, workers.total) if is_mock(self.config) else 1)
 
     def _many(self, roles: Sequence[Role]) -> Launch:
-        """All in one process."""
+        """Puts all these workers into one process."""
         workers = {self.children.new_id(role): role for role in roles}
         name = self.children.new_id("workers")
         arguments = ["--name", name, *workers]

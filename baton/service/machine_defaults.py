@@ -40,8 +40,8 @@ def suited(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *
 
 
 def suited_alone(config: ServingConfig, given: Mapping[str, Any], files: ModelFiles, *, gpu: bool) -> ServingConfig:
-    """As `suited`, for an engine in a program: its steps are as long as a prefill worker's, unless the user wrote how
-    long, because nobody waits for the next token."""
+    """Does what `suited` does for an engine in a program: its steps are as long as a prefill worker's, unless the user
+    wrote how long, because nobody waits for the next token."""
     config = suited(config, given, files, gpu=gpu)
     if given.get("engine", {}).get("max_batch_tokens", "auto") != "auto":
         return config

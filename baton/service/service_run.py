@@ -32,8 +32,8 @@ class ServiceRun:
         self._start_s = time.monotonic()
 
     async def run(self) -> bool:
-        """True when the service ended in order because it was told to. Raises ProcessFailedError when the service does
-        not come up, ConfigError or UnavailableError when its planner does not."""
+        """Returns True when the service ended in order because it was told to. Raises ProcessFailedError when the
+        service does not come up, ConfigError or UnavailableError when its planner does not."""
         if not await _unless(self.stop, self._start()):
             return True  # told to stop before the service was up; nothing of it is left
         try:

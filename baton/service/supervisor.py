@@ -195,7 +195,8 @@ class Supervisor:
         return ready.addresses[NATS]
 
     async def _reach_nats(self, url: str) -> None:
-        """Before processes are started that would all wait for it. Raises UnavailableError, UnauthorizedError."""
+        """Checks NATS before processes are started that would all wait for it. Raises UnavailableError,
+        UnauthorizedError."""
         timeout_s = min(NATS_TIMEOUT_S, self.config.workers.ready_timeout_s)
         try:
             nats = await connect(url, "supervisor", self.config.namespace, timeout_s, self.keys.nats)

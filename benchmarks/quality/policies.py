@@ -101,7 +101,7 @@ class LeastLoaded:
 
 
 class LongestPrefix:
-    """Where most is cached; the load decides between equals alone."""
+    """Chooses the worker that has most cached; the load decides between equals alone."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice

@@ -154,7 +154,7 @@ class Refusing(Run):
 
 
 class Foreseeing(Refusing):
-    """It lets a request in if that is in time and makes nobody late who was let in: a copy has tried. Mixed fleets
+    """Lets a request in if that is in time and makes nobody late who was let in: a copy has tried. Mixed fleets
     only. Nobody later need be tried, because the rule lets in nobody who does harm. `foresees_noise`: how long each
     step will take."""
 
@@ -175,7 +175,7 @@ class Foreseeing(Refusing):
         return msgspec.msgpack.decode(reply, type=bool)
 
     def _try(self, request: TraceRequest, fate: Fate, end: int) -> Never:
-        """In the copy: answers whether the request has to be refused."""
+        """Answers, in the copy, whether the request has to be refused."""
         if not self._foresees_noise:
             for worker in self.workers.values():
                 worker.dice.seed(request.number)
@@ -199,8 +199,8 @@ class Foreseeing(Refusing):
 
 
 def fork() -> tuple[int, bytes | None]:
-    """In the run: -1 and what the copy has answered. In the copy: where it answers, and None. Raises RuntimeError when
-    the copy fails."""
+    """Forks the process. In the run: -1 and what the copy has answered. In the copy: where it answers, and None. Raises
+    RuntimeError when the copy fails."""
     reader, writer = os.pipe()
     copy = os.fork()
     if not copy:

@@ -143,7 +143,7 @@ class SimulatedWorker:
         self._unreserved.append(job)
 
     def reserved(self) -> list[Job]:
-        """Those that have been given blocks by now, in order."""
+        """The sequences that have been given blocks by now, in order."""
         jobs = []
         while self._unreserved:
             keep = len(self._decoding) + self._num_coming + 1
@@ -207,7 +207,7 @@ class SimulatedWorker:
         return ended
 
     def prompts(self) -> list[Job]:
-        """Those that wait or run here, without a first token."""
+        """The sequences that wait or run here without a first token."""
         return [job for job in (*self._prefilling, *self._waiting) if not job.first_token_s]
 
     def load(self) -> WorkerLoad:
@@ -299,7 +299,7 @@ class SimulatedWorker:
         return [(job, share) for job, share in zip(self._prefilling, shares, strict=True) if share]
 
     def order(self, now_s: float) -> tuple[list[Job], list[Job]]:
-        """Those in danger, and those that are late."""
+        """The prompts in danger, and those that are late."""
         jobs = [job for job in self.prompts() if job.due_s < math.inf]
         step_s = self._timed.attentive_s(MAX_BATCH_TOKENS, 0)
         if not jobs or step_s == math.inf:

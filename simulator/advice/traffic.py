@@ -13,7 +13,7 @@ PARTS = 20  # of a trace, drawn with replacement
 
 class Traffic(Protocol):
     def requests(self, rate: float, seed: int) -> Requests:
-        """At `rate` requests/s. The same seed gives the same requests, sooner or later after one another."""
+        """Requests at `rate` per second. The same seed gives the same requests, sooner or later after one another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def _cheapest(
 
 @part
 def _shortest_s(kind: int, first: int, now_s: float, fleet: Fleet, state: State) -> Any:
-    """Of the queues of one kind. Of more than SCANNED decode workers, that of the one with the least wait and steps."""
+    """The shortest queue of one kind; beyond SCANNED decode workers, that of the one with the least wait and steps."""
     if fleet.workers[PREFILLS] == 0 or state.backlog[kind, 1] < fleet.workers[kind]:
         return 0.0
     free_s = state.workers[state.trees[4 * kind + NEAR, 0].worker].free_s

@@ -70,7 +70,7 @@ async def _unable(fleet: Fleet, members: Sequence[Member], name: str) -> AsyncIt
 
 
 def _chosen(fleet: Fleet, strike: Strike, *kinds: Kind) -> list[Member]:
-    """One that is up, the same for the same plan as long as the same ones are up; none when none is."""
+    """A member that is up, the same for the same plan as long as the same ones are up; none when none is."""
     up = [member for member in fleet.of(*kinds) if member.ready]
     return [up[strike.target % len(up)]] if up else []
 
@@ -152,7 +152,7 @@ async def _hang(fleet: Fleet, strike: Strike, kinds: Sequence[Kind]) -> AsyncIte
 
 @asynccontextmanager
 async def _nats_killed(fleet: Fleet, strike: Strike, wiped: bool) -> AsyncIterator[None]:
-    """It starts again on the same port when the fault is over. Nobody else may be lost."""
+    """Kills NATS, which starts again on the same port when the fault is over. Nobody else may be lost."""
     server = fleet.members["nats"]
     if server.held_down or not server.ready:
         yield
@@ -226,7 +226,7 @@ async def _full_disk(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _kv_garbled(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
-    """On the disk of each worker, beneath its hands. It may cost time and nothing else."""
+    """Garbles the disk of each worker, beneath its hands. It may cost time and nothing else."""
     dice = random.Random(strike.target)
     for path in sorted((fleet.disk.folder / KV).glob("*/*/*")):
         with contextlib.suppress(OSError):  # another fault has filled the disk, or the worker has dropped the file
@@ -241,7 +241,7 @@ async def _kv_garbled(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _clock_jumps(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
-    """By up to an hour, forth or back, and back to the right time afterwards. It may cost nothing at all."""
+    """Moves a clock by up to an hour, and back to the right time afterwards. It may cost nothing at all."""
     clocks = [one.clock for one in fleet.of("prefill", "decode", "router") if one.ready and one.clock is not None]
     clock = clocks[strike.target % len(clocks)] if clocks else None
     if clock is not None:
@@ -421,7 +421,7 @@ def usable(scenario: Scenario) -> tuple[list[Odds], dict[str, str]]:
 
 
 async def strike_in(fleet: Fleet, strike: Strike) -> None:
-    """From the round's start until the fault is over."""
+    """Strikes, from the round's start until the fault is over."""
     await asyncio.sleep(strike.at_s)
     async with BY_NAME[strike.fault].effect(fleet, strike):
         await asyncio.sleep(strike.hold_s)

@@ -63,7 +63,7 @@ def play_jobs(arguments: argparse.Namespace, names: Sequence[str], folder: Path)
 
 
 def limit_minutes_of(arguments: argparse.Namespace) -> float:
-    """Until a game is ended, whatever runs. Infinite when it was asked for rounds alone."""
+    """How long until a game is ended, whatever runs. Infinite when it was asked for rounds alone."""
     if arguments.limit_minutes is None:
         return math.inf if arguments.minutes is None else float(arguments.minutes + GRACE_MINUTES)
     return float(arguments.limit_minutes)

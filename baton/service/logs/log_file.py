@@ -96,7 +96,7 @@ def _tell_shortened(beside: Path, times: int, beyond_ns: int = 0) -> None:
 
 
 def _piece(path: Path, offset: int) -> bytes:
-    """At most PIECE_BYTES; fewer at the end. Raises OSError."""
+    """Reads at most PIECE_BYTES; fewer at the end. Raises OSError."""
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(PIECE_BYTES)

@@ -35,11 +35,11 @@ class MergedLogs:
 
     @property
     def there(self) -> bool:
-        """False when the folder has gone, with the run that it is of."""
+        """Whether the folder still exists; it goes with its run."""
         return self._folder.is_dir()
 
     def processes(self) -> list[str]:
-        """All that have a log there."""
+        """The names of all processes that have a log there."""
         return [path.stem for path in self._folder.glob(f"*{SUFFIX}")]
 
     def tail(self, lines: int) -> list[Entry]:
@@ -74,7 +74,7 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _entries(process: str, text: str, written: datetime) -> list[Entry]:
-    """In the order of `text`, whose last line was written at `written`: most lines tell no date."""
+    """Parses `text`, whose last line was written at `written`, because most lines tell no date. The order stays."""
     entries: list[tuple[datetime | time | None, list[str]]] = []
     for line in text.splitlines(keepends=True):
         shown = _shown_time(line)

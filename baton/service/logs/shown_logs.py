@@ -54,6 +54,6 @@ class ShownLogs:
 
 
 def _write(data: bytes) -> None:
-    """Not by `sys.stderr`: its lock, held by a write that does not return, would keep Python from exiting."""
+    """Writes past `sys.stderr`: its lock, held by a write that does not return, would keep Python from exiting."""
     while data:
         data = data[os.write(STDERR, data) :]

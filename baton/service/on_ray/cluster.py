@@ -99,7 +99,7 @@ async def answer(call: Awaitable[T]) -> T:
 
 
 def _leave_stdout_to_us() -> None:
-    """Because stdout carries results, also for programs, Ray tells of nodes that died and the like on stderr."""
+    """Makes Ray tell of nodes that died and the like on stderr, because stdout carries results, also for programs."""
     from ray._private import worker
 
     tell = worker.print_to_stdstream

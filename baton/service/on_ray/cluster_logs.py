@@ -30,7 +30,7 @@ class ClusterLogs:
         self._known: set[str] = set()
 
     def processes(self) -> list[str]:
-        """All that have a log on a node that has answered."""
+        """The names of all processes that have a log on a node that has answered."""
         return list(self._known)
 
     def tail(self, lines: int) -> list[Entry]:

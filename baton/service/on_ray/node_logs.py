@@ -24,7 +24,7 @@ class NodeLogs:
 
 
 def log_file(name: str) -> Path:
-    """For a process of this actor's service on this node."""
+    """The log of a process of this actor's service on this node."""
     folder = _folder()
     folder.mkdir(exist_ok=True)
     return folder / f"{name}{SUFFIX}"

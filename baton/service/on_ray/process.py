@@ -30,7 +30,7 @@ class RayProcess(Process):
 
     @property
     def alive(self) -> bool:
-        """True also while the process waits for its place."""
+        """Whether the process lives, or still waits for its place."""
         return not self._ended.done()
 
     @property

@@ -43,7 +43,7 @@ class SupervisorConnector:
         self._tasks: dict[tuple[Verb, str], asyncio.Task[None]] = {}
 
     def processes(self) -> list[WorkerProcess]:
-        """Those between two roles included."""
+        """All workers that live, those between two roles included."""
         lives = {name: role for role in ROLES for name in self._supervisor.children.workers(role)} | self._flipping
         return [self._process(worker_id, role) for worker_id, role in lives.items()]
 
@@ -51,7 +51,7 @@ class SupervisorConnector:
         await self._once("add", worker_id, lambda: self._start(worker_id, role))
 
     async def remove(self, worker_id: str) -> None:
-        """One that is ready may have requests after all: it drains as it ends."""
+        """Ends a worker; one that is ready drains, because it may have requests after all."""
         await self._once("remove", worker_id, lambda: self._end(worker_id))
 
     async def drain(self, worker_id: str) -> None:

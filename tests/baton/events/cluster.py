@@ -52,7 +52,7 @@ class Workers:
 
 
 class Router:
-    """Its indexer and what feeds that."""
+    """A router's indexer and what feeds it."""
 
     def __init__(self, nats: NatsClient) -> None:
         self.directory = Directory(nats, TTL_S)

@@ -21,7 +21,7 @@ async def lags(nats: NatsClient, window_s: float = 60.0) -> dict[str, WorkerLag]
 
 
 async def store(nats: NatsClient, worker_id: str, *event_ids: int) -> None:
-    """Of incarnation 1, as a publisher that lost some."""
+    """Stores batches of incarnation 1, as a publisher that lost some."""
     await nats.ensure_stream(stream_config("default"))
     for event_id in event_ids:
         batch = KvEventBatch(EVENTS_MAJOR, worker_id, 1, event_id, time.time() - 100, [Cleared()])

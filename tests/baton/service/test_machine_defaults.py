@@ -22,7 +22,7 @@ def small(tiny_model: Path) -> ModelFiles:
 
 @pytest.fixture
 def large(small: ModelFiles) -> ModelFiles:
-    """Of the shape of an 8B model, as far as it matters here."""
+    """A model of the shape of an 8B one, as far as it matters here."""
     return dataclasses.replace(
         small, config=dataclasses.replace(small.config, hidden_size=4096, max_position=40960, dtype="bfloat16")
     )

@@ -120,7 +120,7 @@ async def test_a_dead_nats_server_is_reported(tiny_model: Path, tmp_path: Path) 
 
 
 async def until_known(client: Client, worker_id: str, known: bool) -> None:
-    """Until the router lists the worker as ready, or no longer."""
+    """Waits until the router lists the worker as ready, or no longer."""
     async with asyncio.timeout(WAIT_S):
         while (worker_id in {w.worker_id for w in (await client.status()).workers if w.state == "ready"}) != known:
             await asyncio.sleep(0.02)

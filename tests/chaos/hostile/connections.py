@@ -28,7 +28,7 @@ Talk = Callable[[Lines], Awaitable[None]]
 
 
 async def _kept_up(address: tuple[str, int], count: int, talk: Talk, buffer_bytes: int = 0) -> None:
-    """So many connections at once; one that ends is made again."""
+    """Keeps so many connections open at once; one that ends is made again."""
 
     async def one() -> None:
         while True:

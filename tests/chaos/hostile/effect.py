@@ -26,15 +26,15 @@ SAID = 2000  # characters of what an attacker says at its end
 
 
 def note_memory(fleet: Fleet) -> None:
-    """In peace. What counts is the first time of each life."""
+    """Notes each member's memory in peace. What counts is the first time of each life."""
     for member in _watched(fleet):
         fleet.quiet_bytes.setdefault(member.pid, _bytes_of(psutil.Process(member.pid)))
 
 
 @asynccontextmanager
 async def attacked(fleet: Fleet, strike: Strike, attack: Attack) -> AsyncIterator[None]:
-    """It ends early when the service swells, because other services run on this machine. Who has swollen starts again,
-    for the attacks that follow to find something else."""
+    """An attack. It ends early when the service swells, because other services run on this machine. Who has swollen
+    starts again, for the attacks that follow to find something else."""
     (router,) = fleet.of("router")
     who = attack.by[strike.target % len(attack.by)] if fleet.scenario.keys else "page"
     command = ["-m", "tests.chaos.hostile", attack.name, who, router.addresses["http"], router.addresses["grpc"]]
@@ -80,7 +80,7 @@ async def _end(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _watch(fleet: Fleet, attacker: asyncio.subprocess.Process, name: str) -> list[tuple[Member, int]]:
-    """Until somebody has swollen. Returns who, with their pids."""
+    """Waits until somebody has swollen. Returns who, with their pids."""
     while True:
         told = {member.name: _swollen(fleet, member) for member in _watched(fleet)}
         if swollen := [member for member in _watched(fleet) if told.get(member.name)]:
@@ -91,7 +91,7 @@ async def _watch(fleet: Fleet, attacker: asyncio.subprocess.Process, name: str) 
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Its own methods would take its end from whoever waits for it."""
+    """Signals the process past its own methods, which would take its end from whoever waits for it."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)

@@ -36,7 +36,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one life of a process while nothing runs."""
+    """A look at one life of a process while nothing runs."""
 
     life: tuple[str, int]
     round: int
@@ -138,7 +138,7 @@ def growth(looks: Sequence[Look], most_bytes: int = MORE_BYTES) -> Growth:
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Of the line with the least squares through the points."""
+    """The slope of the line with the least squares through the points."""
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0

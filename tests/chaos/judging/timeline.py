@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timeline:
-    """Of each name the times at which it was lost and came back, in order. A name that was never told of is lost."""
+    """The times, for each name, at which it was lost and came back, in order. A name that was never told of is lost."""
 
     _changes: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -39,7 +39,7 @@ class Timeline:
             self._changes[name].append((now_s, able))
 
     def _able_at(self, name: str, at_s: float) -> bool:
-        """At the instant of a loss the name is lost already."""
+        """Whether `name` could be used at `at_s`; at the instant of a loss it could not."""
         able = False
         for changed_s, now_able in self._changes.get(name, ()):
             if changed_s > at_s:

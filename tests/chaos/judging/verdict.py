@@ -75,7 +75,7 @@ def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list
 
 
 def _whole(outcome: Outcome) -> Judged:
-    """Of an answer that is exact, as far as the oracle can tell."""
+    """Judges an answer that is exact, as far as the oracle can tell."""
     grammar = outcome.ask.grammar
     if grammar is None:
         return Judged(Verdict.EXACT)

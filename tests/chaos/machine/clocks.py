@@ -9,7 +9,7 @@ OFFSET_BYTES = 8
 
 
 class Clock:
-    """Of one process and of those that it starts."""
+    """The clock of one process and of those that it starts."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._file, self._library = folder / f"{name}.clock", compiled("clock", folder)

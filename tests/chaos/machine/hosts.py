@@ -30,7 +30,7 @@ class Host:
         raise NotImplementedError
 
     def lose(self, part: float) -> None:
-        """Of what goes to this host and of what comes from it; 0: no longer."""
+        """Loses this share of what goes to the host and comes from it; 0: no longer."""
         raise NotImplementedError
 
     def delay(self, least_s: float, most_s: float) -> None:
@@ -39,7 +39,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class UsualHost(Host):
-    """Where programs begin with so few descriptors as on most systems, and may take more."""
+    """A host where programs begin with so few descriptors as on most systems, and may take more."""
 
     @property
     def prefix(self) -> list[str]:

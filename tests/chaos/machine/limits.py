@@ -78,7 +78,7 @@ def raise_again(pid: int, which: int, before: Limit) -> None:
 
 
 def lower_threads(pid: int) -> None:
-    """Of a process that has just ended, nothing."""
+    """Does nothing to a process that has just ended."""
     group = PIDS / f"batonchaos{pid}"
     group.mkdir(exist_ok=True)
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):

@@ -100,7 +100,7 @@ class Fleet:
         return [member for member in self.members.values() if member.kind in kinds]
 
     def able(self, *kinds: Kind) -> list[Member]:
-        """Those that every router that is up may use; or routers that answer."""
+        """The members that every router that is up may use, or the routers that answer."""
         routers = [router.name for router in self.of("router") if self.timeline.able(router.name)]
         found = []
         for member in self.of(*kinds):
@@ -110,7 +110,7 @@ class Fleet:
         return found
 
     def lost(self, member: Member) -> None:
-        """From now on an error of what depends on it is warranted."""
+        """Notes that from now on an error of what depends on it is warranted."""
         now_s = time.monotonic()
         self.timeline.lost(member.name, now_s)
         for router in self.of("router"):
@@ -136,7 +136,8 @@ class Fleet:
         return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
 
     async def until_whole(self) -> None:
-        """Until every process is up, and every router uses every worker. Raises TimeoutError with the missing ones."""
+        """Waits until every process is up, and every router uses every worker. Raises TimeoutError with the missing
+        ones."""
         deadline_s = time.monotonic() + self.whole_within_s
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
         while not self.complete():
@@ -155,7 +156,7 @@ class Fleet:
             await asyncio.sleep(POLL_S / 3)
 
     async def until_useful(self) -> None:
-        """Until there is a router, and a worker of each role: a round without them would teach nothing."""
+        """Waits until there is a router, and a worker of each role: a round without them would teach nothing."""
         async with asyncio.timeout(30 + self.scenario.start_s):
             kinds: list[Kind] = ["router", "decode", *(["prefill"] if self.scenario.prefill else [])]  # type: ignore[list-item]
             while not all(self.able(kind) for kind in kinds):
@@ -232,7 +233,7 @@ class Fleet:
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
 
     def _key_file(self) -> Path:
-        """Of those who may ask."""
+        """The file with the keys of those who may ask."""
         file = self.folder / "keys"
         file.touch(mode=0o600)
         file.write_text(f"{self.honest_key}\n{self.strangers_key}\n")
@@ -272,7 +273,7 @@ class Fleet:
             self.doors[member.name] = Door(member.name, client, (host, int(port)), Path(self.model).name, key)
 
     async def _tend(self, member: Member) -> None:
-        """Until this life ends; then begins the next one."""
+        """Waits until this life ends, and begins the next one."""
         code = await member.ended()
         if self._closing:
             return
@@ -343,7 +344,7 @@ def pair(router: str, worker: str) -> str:
 
 
 def free_port(host: Host) -> int:
-    """In a namespace of its own any port is free."""
+    """A port of the host; in a namespace of its own any is free."""
     if isinstance(host, NamespaceHost):
         return 4222
     for port in ports():

@@ -105,7 +105,7 @@ class Member:
             await self.process.wait()
 
     async def stop(self, timeout_s: float) -> bool:
-        """False when it did not end by itself with code 0."""
+        """Ends it. False when it did not end by itself with code 0."""
         self.expected_end = True
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
@@ -116,7 +116,7 @@ class Member:
             return False
 
     def pids(self) -> list[int]:
-        """Of the process, and of the ranks that it has started."""
+        """The pids of the process and of the ranks that it has started."""
         try:
             return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
         except psutil.NoSuchProcess:

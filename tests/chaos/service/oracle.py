@@ -71,7 +71,7 @@ class Oracle:
 
 
 def copy(request: pb.GenerateRequest, **options: Any) -> pb.GenerateRequest:
-    """With other sampling options."""
+    """A copy with other sampling options."""
     copied = pb.GenerateRequest()
     copied.CopyFrom(request)
     copied.sampling.MergeFrom(pb.SamplingOptions(**options))

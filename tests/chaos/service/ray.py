@@ -71,7 +71,7 @@ class RayFleet(UpFleet):
         await super().start()
 
     async def add_node(self) -> None:
-        """With room for one worker, at an address that no node has had."""
+        """Adds a node with room for one worker, at an address that no node has had."""
         address, self._next_node = f"127.0.0.{self._next_node}", self._next_node + 1
         await self._tell(f"add {address}")
         self.nodes.append(address)

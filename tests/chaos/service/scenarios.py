@@ -91,7 +91,7 @@ class Scenario:
         return (0.2, 2.5) if self.hostile else (0.0, 0.5)
 
     def sections(self, device: Device, folder: Path) -> dict[str, Any]:
-        """Of serving.yaml. folder: for the disk tier."""
+        """Sections of serving.yaml. folder: for the disk tier."""
         if self.engine != "tiny" or device == "cpu":
             disk = {"engine": {"disk_kv": {"folder": str(folder / KV), "size": "4MiB"}}} if self.has_disk else {}
             return merged(OF_ENGINE[self.engine], disk, self.overrides)

@@ -42,7 +42,7 @@ class Adopted(Member):
         return self._handle >= 0 and not select.select([self._handle], [], [], 0)[0]
 
     def adopt(self) -> bool:
-        """False when it has ended meanwhile."""
+        """Returns False when it has ended meanwhile."""
         self._over.clear()
         try:
             self._handle = os.pidfd_open(self.own_pid)

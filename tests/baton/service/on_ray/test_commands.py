@@ -82,7 +82,7 @@ class RayService:
         return follower
 
     def node_of(self, worker_id: str) -> str:
-        """Its address."""
+        """The node's address."""
         return self.addresses[worker_id]["rpc"].rpartition(":")[0]
 
     async def ask(self, text: str) -> pb.ServedBy:
@@ -129,7 +129,7 @@ class Follower:
 
 
 def own_processes(name: str) -> list[psutil.Process]:
-    """Of this cluster, with that in their command lines."""
+    """Processes of this cluster with that in their command lines."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         environment, command = process.info["environ"] or {}, " ".join(process.info["cmdline"] or [])

@@ -167,7 +167,7 @@ async def test_a_worker_that_no_node_has_room_for_is_given_up_with_the_reason_an
 
 
 def resources_asked_for() -> list[dict[str, float]]:
-    """Of Ray's autoscaler, as it reads them."""
+    """What Ray's autoscaler was asked for, as it reads it."""
     from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.experimental.internal_kv import _internal_kv_get
 
