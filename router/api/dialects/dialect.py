@@ -7,21 +7,15 @@ from msgspec import Struct
 
 from router.api.http.errors import ErrorBody
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Prompt
+from router.api.wishes.validation import Call, Prompt
 from router.requests.request import Finished, GenerateRequest, Piece
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class Asked(Struct, frozen=True):
     """What a body says beside its prompts and its options."""
 
-    prompt_field: str  # its name of the prompt
-    model: str | None
+    call: Call  # without the caller, and without what headers say
     stream: bool
-    add_special_tokens: bool = True  # to prompts that are texts
-    priority: int = 0
-    cache_salt: str = ""
-    keep_s: float = 0.0  # for how long the prompts shall stay cached
-    drop_cache: bool = False
     form: Any = None  # what the dialect wants to know when it answers
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
+import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from router.api.http.server_sent_events import EventStream
 from router.api.wishes.held_bytes import prompt_bytes
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Call, Prompt, make_request_id, seconds_of, tenant_of, validate
+from router.api.wishes.validation import Prompt, make_request_id, seconds_of, tenant_of, validate
 from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
@@ -112,26 +113,23 @@ class GenerationEndpoint:
         http: Request,
     ) -> list[GenerateRequest]:
         """One request per prompt."""
-        requests = []
-        for position, prompt in enumerate(prompts):
-            alone = len(prompts) == 1
-            request_id = work_id if alone else f"{work_id}-{position}"
-            call = Call(
-                request_id=request_id,
-                prompt_field=asked.prompt_field if alone else f"{asked.prompt_field}[{position}]",
-                add_special_tokens=asked.add_special_tokens,
-                model=asked.model,
-                priority=asked.priority,
-                caller=http.scope.get(CALLER, ANYONE),
-                tenant=tenant,
-                cache_salt=asked.cache_salt,
-                keep_cache_s=asked.keep_s,
-                drop_cache=asked.drop_cache,
-                timeout_s=timeout_s,
-                first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
-            )
-            requests.append(await validate(self._frontend, call, prompt, options))
-            if not alone:
+        call = msgspec.structs.replace(
+            asked.call,
+            request_id=work_id,
+            caller=http.scope.get(CALLER, ANYONE),
+            tenant=tenant,
+            timeout_s=timeout_s,
+            first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
+        )
+        if len(prompts) == 1:
+            requests = [await validate(self._frontend, call, prompts[0], options)]
+        else:
+            requests = []
+            for i, prompt in enumerate(prompts):
+                one = msgspec.structs.replace(
+                    call, request_id=f"{work_id}-{i}", prompt_field=f"{call.prompt_field}[{i}]"
+                )
+                requests.append(await validate(self._frontend, one, prompt, options))
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         check_call(options.name_of("prompt_logprobs"), requests)
         return requests

@@ -20,7 +20,7 @@ from router.api.grpc.messages import (
     prompt_messages,
     prompt_of,
 )
-from router.api.wishes.cache_hints import longest_keep_s, session_keep_s
+from router.api.wishes.cache_hints import cache_hint, openai_keeps_s
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.validation import IN_PLACE_BYTES, Prompt, make_request_id, validate
 from router.requests.fan_out import pieces_of
@@ -50,6 +50,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(request.request_id or metadata(context, REQUEST_ID_METADATA))
+            keeps_s = openai_keeps_s(None, request.prompt_cache_key)
             call = self._calls.admit(
                 context,
                 work_id,
@@ -57,8 +58,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 model=request.model,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
-                keep_cache_s=longest_keep_s(request.keep_cache_s, session_keep_s(request.prompt_cache_key)),
-                drop_cache=request.drop_cache,
+                hint=cache_hint(request.keep_cache_s, request.drop_cache, *keeps_s),
                 timeout_s=context.time_remaining(),
             )
             prompt, options = await self._prompt(request, context), options_of(request.sampling)

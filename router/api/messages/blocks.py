@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from router.api.dialects.cache_fields import CacheControl
 from router.api.dialects.json_body import ABSENT
 from router.api.dialects.text_parts import plain_text
-from router.api.wishes.cache_hints import TTLS_S, retention_s
+from router.api.wishes.cache_hints import CacheControl
 from router.api.wishes.names import Name
 from router.api.wishes.tools import MAX_CALLS, plain_call
 from router.api.wishes.validation import plain_role
@@ -126,17 +125,12 @@ def blocks_text(where: str, content: str | Sequence[TextBlock]) -> str:
 
 
 def keeps_s(where: str, content: str | Sequence[TextBlock] | None) -> Iterator[float]:
-    """For how long the blocks ask that the prompt stays cached. Raises InvalidRequestError."""
-    for i, block in enumerate(content if not isinstance(content, str | None) else ()):
-        name = f"{where}[{i}]"
-        yield keep_s(f"{name}.cache_control", block.cache_control)
+    """The seconds for which the blocks ask to stay cached. Raises InvalidRequestError."""
+    for i, block in enumerate(() if isinstance(content, str | None) else content):
+        if block.cache_control is not None:
+            yield block.cache_control.keep_s(f"{where}[{i}].cache_control")
         if isinstance(block, Block):
-            yield from keeps_s(f"{name}.content", block.content)
-
-
-def keep_s(where: str, mark: CacheControl | None) -> float:
-    """Raises InvalidRequestError."""
-    return 0.0 if mark is None else retention_s(f"{where}.ttl", mark.ttl, TTLS_S)
+            yield from keeps_s(f"{where}[{i}].content", block.content)
 
 
 def _required(where: str, value: str | None) -> str:

@@ -32,7 +32,7 @@ class MessagesDialect:
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
         body = decode_body(data, self._body)
-        return body.asked("messages", body.keep_s(), None), body.options(), [body.chat()]
+        return body.asked("messages"), body.options(), [body.chat()]
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]

@@ -1,17 +1,17 @@
 """What POST /v1/messages takes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.dialects.cache_fields import CacheControl
 from router.api.dialects.extensions import ExtendedBody
 from router.api.dialects.json_body import ABSENT
-from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keep_s, keeps_s
+from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keeps_s
 from router.api.messages.editing import ContextManagement, Edit
+from router.api.wishes.cache_hints import CacheControl
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.structured_output import schema_grammar
@@ -96,17 +96,16 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
     workspace_id: Raw = ABSENT
     diagnostics: Raw = ABSENT
 
-    def keep_s(self) -> float:
-        """Raises InvalidRequestError."""
-        turns = (
-            each for i, turn in enumerate(self.messages) for each in keeps_s(f"messages[{i}].content", turn.content)
-        )
-        tools = (
-            keep_s(f"tools[{i}].cache_control", _cache_control(f"tools[{i}].cache_control", tool.get("cache_control")))
-            for i, tool in enumerate(read_tools(self.tools))
-        )
-        whole = keep_s("cache_control", self.cache_control)
-        return max((whole, *keeps_s("system", self.system), *turns, *tools))
+    def keeps_s(self) -> Iterator[float]:
+        if self.cache_control is not None:
+            yield self.cache_control.keep_s("cache_control")
+        yield from keeps_s("system", self.system)
+        for i, turn in enumerate(self.messages):
+            yield from keeps_s(f"messages[{i}].content", turn.content)
+        for i, tool in enumerate(read_tools(self.tools)):
+            if (mark := tool.get("cache_control")) is not None:
+                where = f"tools[{i}].cache_control"
+                yield _cache_control(where, mark).keep_s(where)
 
     def chat(self) -> Chat:
         """Raises InvalidRequestError."""
@@ -186,9 +185,9 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
         return Options(given=given, names=names, stop=self.stop_sequences or (), cuts_max_tokens=True)
 
 
-def _cache_control(where: str, value: Any) -> CacheControl | None:
+def _cache_control(where: str, value: Any) -> CacheControl:
     try:
-        return cast(CacheControl | None, msgspec.convert(value, CacheControl | None))
+        return msgspec.convert(value, CacheControl)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(where, str(error)) from error
 

@@ -129,18 +129,8 @@ class OpenAIDialect:
         body = decode_body(data, self._body)
         options, prompts = body.options(), body.prompts()
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
-        asked = Asked(
-            prompt_field=body.prompt_field,
-            model=body.model,
-            stream=bool(body.stream),
-            add_special_tokens=body.add_special_tokens is not False,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            keep_s=body.keep_s,
-            drop_cache=bool(body.drop_cache),
-            form=_Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts),
-        )
-        return asked, options, prompts
+        form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts)
+        return body.asked(body.prompt_field, form, body.add_special_tokens is not False), options, prompts
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]

@@ -4,17 +4,17 @@ Fields without effect are not even decoded. A field that is not served is refuse
 nothing. Every other name is unknown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.sampling import PARAMETERS
-from router.api.dialects.cache_fields import CacheControl
+from router.api.dialects.extensions import TextBody
 from router.api.dialects.json_body import ABSENT
 from router.api.dialects.text_parts import plain_text, with_refusals
-from router.api.wishes.cache_hints import TTLS_S, retention_s
+from router.api.wishes.cache_hints import CacheControl
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import AS_NAMED
 from router.api.wishes.structured_output import STRUCTURED
@@ -53,7 +53,7 @@ NOT_SERVED_IN_MESSAGES = ("function_call", "refusal", "audio")
 
 if TYPE_CHECKING:
 
-    class NamedFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    class NamedFields(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """As msgspec defines it below: one field for each sampling parameter and for each name above. A field that is
         absent or null is None."""
 
@@ -65,7 +65,7 @@ else:
     _NAMED = [(name, PARAMETERS[name].type | None, None) for name in AS_NAMED]
     _NAMED += [(name, Any, None) for name in (*STRUCTURED, *NOT_SERVED)]
     _NAMED += [(name, Raw, ABSENT) for name in WITHOUT_EFFECT]
-    NamedFields = msgspec.defstruct("NamedFields", _NAMED, frozen=True, kw_only=True, forbid_unknown_fields=True)
+    NamedFields = msgspec.defstruct("NamedFields", _NAMED, bases=(TextBody,), frozen=True, kw_only=True)
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,13 +104,11 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reasoning: str | None = None
     reasoning_content: str | None = None
 
-    def keep_s(self, where: str) -> float:
-        """For how long its parts ask to stay cached. Raises InvalidRequestError."""
-        if isinstance(self.content, str | None):
-            return 0.0
-        marks = [(i, part.cache_control) for i, part in enumerate(self.content) if part.cache_control is not None]
-        name = f"{where}.content[{{}}].cache_control.ttl"
-        return max((retention_s(name.format(i), mark.ttl, TTLS_S) for i, mark in marks), default=0.0)
+    def keeps_s(self, where: str) -> Iterator[float]:
+        """The seconds for which its parts ask to stay cached. Raises InvalidRequestError."""
+        for i, part in enumerate(() if isinstance(self.content, str | None) else self.content):
+            if part.cache_control is not None:
+                yield part.cache_control.keep_s(f"{where}.content[{i}].cache_control")
 
     def plain(self, where: str) -> Message:
         """The message as templates know it. Raises InvalidRequestError."""

@@ -4,16 +4,15 @@ The sampling parameters are the fields of SamplingParams: OpenAI's, and extensio
 names begin with `Open` are for `router.unknown_fields: ignore`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from msgspec import Raw, Struct
 
-from router.api.dialects.cache_fields import CacheOptions
 from router.api.dialects.json_body import ABSENT
 from router.api.openai.fields import NOT_SERVED, WITHOUT_EFFECT, ChatMessage, NamedFields, StreamOptions, TextPart
 from router.api.openai.shown_prompt import NO_WISH, PromptWish
-from router.api.wishes.cache_hints import RETENTIONS_S, longest_keep_s, retention_s, session_keep_s
+from router.api.wishes.cache_hints import CacheOptions, openai_keeps_s
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import AS_NAMED, Options
 from router.api.wishes.structured_output import STRUCTURED, grammar_of
@@ -40,18 +39,12 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     prompt_field: ClassVar[str] = "prompt"
     unstreamed: ClassVar[str] = "set stream to false, or echo and logprobs instead"
 
-    model: Name | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
     echo: bool | None = None
     n: int | None = None
-    priority: int | None = None
-    cache_salt: Name | None = None  # as in vLLM
     return_token_ids: bool | None = None  # as in vLLM, as is the next one
     add_special_tokens: bool | None = None
-    keep_cache_s: float | None = None  # ours, as is the next one
-    drop_cache: bool | None = None
     prompt_cache_retention: Name | None = None  # OpenAI's, as is the next one
     prompt_cache_key: Name | None = None
 
@@ -75,11 +68,8 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
             raise InvalidRequestError("prompt_logprobs", f"cannot be streamed; {self.unstreamed}")
         return NO_WISH if self.prompt_logprobs is None else PromptWish(details=self.prompt_logprobs)
 
-    @property
-    def keep_s(self) -> float:
-        """For how long the prompts shall stay cached. Raises InvalidRequestError."""
-        retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
-        return longest_keep_s(self.keep_cache_s, retention, session_keep_s(self.prompt_cache_key))
+    def keeps_s(self) -> Iterable[float]:
+        return openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key)
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""
@@ -117,11 +107,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     prompt_cache_options: CacheOptions | None = None
     thinking_token_budget: int | None = None  # as in vLLM
 
-    @property
-    def keep_s(self) -> float:
-        marks = (message.keep_s(f"messages[{i}]") for i, message in enumerate(self.messages))
-        options = 0.0 if self.prompt_cache_options is None else self.prompt_cache_options.keep_s()
-        return longest_keep_s(super().keep_s, options, *marks)
+    def keeps_s(self) -> Iterable[float]:
+        yield from openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key, self.prompt_cache_options)
+        for i, message in enumerate(self.messages):
+            yield from message.keeps_s(f"messages[{i}]")
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         if self.echo:

@@ -63,7 +63,7 @@ class ResponsesDialect:
         if warnings := [*unknown, *tools.warnings, *left_out]:
             about["warnings"] = warnings
         form = _Form(about, tools.called_as, conversation if about["store"] else None)
-        return body.asked("input", body.keep_s(), form), options, [chat]
+        return body.asked("input", form), options, [chat]
 
     def _decoded(self, data: bytes) -> tuple[ResponsesBody, Sequence[Warned]]:
         body, unknown = read_responses_body(data, self._is_strict)

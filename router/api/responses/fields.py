@@ -1,19 +1,18 @@
 """What POST /v1/responses takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.dialects.cache_fields import CacheOptions
 from router.api.dialects.extensions import ExtendedBody
 from router.api.dialects.json_body import ABSENT, SHOWN_CHARS, decode_body, served_fields
 from router.api.openai.types import ChatBody, CompletionBody
 from router.api.responses.items import Conversation, Item
 from router.api.responses.tools import MAX_WARNED, ClientTools, Warned, client_tools
-from router.api.wishes.cache_hints import RETENTIONS_S, retention_s, session_keep_s
+from router.api.wishes.cache_hints import CacheOptions, openai_keeps_s
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.structured_output import schema_grammar
@@ -113,11 +112,8 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     image: Raw = ABSENT
     client_metadata: Raw = ABSENT
 
-    def keep_s(self) -> float:
-        """Raises InvalidRequestError."""
-        retention = retention_s("prompt_cache_retention", self.prompt_cache_retention, RETENTIONS_S)
-        session = session_keep_s(self.prompt_cache_key)
-        return max(session, retention, 0.0 if self.prompt_cache_options is None else self.prompt_cache_options.keep_s())
+    def keeps_s(self) -> Iterable[float]:
+        return openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key, self.prompt_cache_options)
 
     def options(self) -> Options:
         """Raises InvalidRequestError."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import MAX_SEED
-from baton_proto.worker import CacheHint
+from baton_proto.worker import NO_HINT, CacheHint
 from router.api.wishes.prompt_logprobs import check_prompt
 from router.api.wishes.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.api.wishes.tool_use import ToolUse, answer_form, begin_chat, check_tools
@@ -72,7 +72,7 @@ Prompt = str | Chat | Sequence[int]
 class Call(Struct, frozen=True, kw_only=True):
     """What a request says beside its prompt and its options."""
 
-    request_id: str  # see make_request_id
+    request_id: str = ""  # see make_request_id
     prompt_field: str = "prompt"  # the caller's name of the prompt
     add_special_tokens: bool = True  # to a prompt that is a text, as training had it
     model: str | None = None
@@ -80,8 +80,7 @@ class Call(Struct, frozen=True, kw_only=True):
     caller: Caller = ANYONE
     tenant: str = ""  # see tenant_of
     cache_salt: str = ""  # empty: none
-    keep_cache_s: float = 0.0  # more than router.max_keep_cache_s: that long
-    drop_cache: bool = False
+    hint: CacheHint = NO_HINT  # router.max_keep_cache_s is the most that counts
     timeout_s: float | None = None
     first_token_s: float | None = None  # until its first token is due
 
@@ -129,7 +128,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
-        hint=_cache_hint(call, frontend.max_keep_cache_s),
+        hint=msgspec.structs.replace(call.hint, keep_s=min(call.hint.keep_s, math.ceil(frontend.max_keep_cache_s))),
         parsing=parsing,
         grammar_field=grammar_field,
     )
@@ -193,17 +192,6 @@ def check_thinking(name: str, budget: int | None) -> int | None:
         problem = f"is {budget}, must be at least 1; the chat template's enable_thinking switches thinking off"
         raise InvalidRequestError(name, problem)
     return budget
-
-
-def _cache_hint(call: Call, max_keep_s: float) -> CacheHint:
-    if not 0 <= call.keep_cache_s < math.inf:
-        raise InvalidRequestError("keep_cache_s", f"is {call.keep_cache_s}, must be 0 or more seconds")
-    if call.keep_cache_s and call.drop_cache:
-        raise InvalidRequestError(
-            "drop_cache",
-            "contradicts keep_cache_s, and what else asks to keep the prompt: leave one of them out",
-        )
-    return CacheHint(math.ceil(min(call.keep_cache_s, max_keep_s)), call.drop_cache)
 
 
 def plain_role(where: str, role: str) -> str:

@@ -88,65 +88,6 @@ def test_fields_that_change_nothing_are_taken() -> None:
     read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
 
 
-def marked(ttl: str | None) -> dict[str, Any]:
-    mark = {"type": "ephemeral"} | ({} if ttl is None else {"ttl": ttl})
-    return {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": mark}]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "keep_s"),
-    [
-        ({}, 0),
-        ({"keep_cache_s": 7.5}, 7.5),
-        ({"keep_cache_s": -1, "prompt_cache_retention": "24h"}, -1),
-        ({"prompt_cache_retention": "in_memory"}, 0),
-        ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, 86400),
-        ({"prompt_cache_key": "session-7"}, 300),
-        ({"prompt_cache_key": "", "keep_cache_s": 9}, 9),
-        ({"messages": [marked(None), USER]}, 300),
-        ({"messages": [marked("5m"), marked("1h"), USER]}, 3600),
-    ],
-)
-def test_the_longest_time_for_which_a_body_asks_to_stay_cached_counts(fields: dict[str, Any], keep_s: float) -> None:
-    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
-    assert body.keep_s == keep_s
-
-
-def test_what_a_cache_control_says_beside_its_time_has_no_effect() -> None:
-    mark = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
-    content = [{"type": "text", "text": "Hi", "cache_control": mark}]
-    body, _, _ = read_body(json.dumps({"messages": [{"role": "user", "content": content}]}).encode(), ChatBody)
-    assert body.keep_s == 3600
-
-
-def test_the_prompt_of_a_session_stays_cached_for_its_next_request() -> None:
-    body, _, _ = read_body(b'{"prompt": "a", "prompt_cache_key": "session-7"}', CompletionBody)
-    assert body.keep_s == 300
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"prompt_cache_retention": "24 h"},
-            "prompt_cache_retention: is '24 h', must be one of in_memory, in-memory, 24h",
-        ),
-        (
-            {"prompt_cache_retention": "x" * 300},
-            f"prompt_cache_retention: is '{'x' * 100}'..., must be one of in_memory, in-memory, 24h",
-        ),
-        (
-            {"messages": [USER, marked("9h")]},
-            r"messages\[1\].content\[0\].cache_control.ttl: is '9h', must be one of 5m, 1h",
-        ),
-    ],
-)
-def test_a_time_that_is_none_of_the_known_ones_is_refused(fields: dict[str, Any], message: str) -> None:
-    body, _, _ = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)
-    with pytest.raises(InvalidRequestError, match=message):
-        body.keep_s  # noqa: B018
-
-
 def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
     part = {"type": "text", "text": "Hi", "x": 1}
     chat = {"messages": [{"role": "user", "content": [part], "x": 1}], "stream_options": {"x": 1}, "x": 1}
