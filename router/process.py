@@ -9,23 +9,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from router.api.dialects.dialect import Dialect
 from router.api.grpc.admin import Questions
 from router.api.http.server import serve_http
 from router.api.http.web_pages import WebPages
-from router.api.messages import endpoints as messages_endpoints
-from router.api.messages.endpoints import MessagesDialect
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
 from router.api.operators.ui_endpoints import UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
-from router.api.pages import openapi
-from router.api.pages.tokenization import TokenizationEndpoints
-from router.api.responses import endpoints as responses_endpoints
-from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
@@ -124,7 +116,6 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         guard = OperatorsGuard(keys.operator, logins)
         routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
         routes += [] if page is None else UiEndpoints(*page, guard).routes()
-        dialects, dialect_routes = _dialects(config, frontend)
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:
             closing.push_async_callback(traces.close)
@@ -134,12 +125,12 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
             scrape_targets.targets,
             keys.api,
             routes,
-            [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES, *dialect_routes],
-            config.router.cors_origins,
-            dialects,
-            None if traces is None else partial(over_http, traces),
-            WebPages(config.router.host, config.router.cors_origins, keys.api is not None, config.security.insecure),
-            logins,
+            around=None if traces is None else partial(over_http, traces),
+            pages=WebPages(
+                config.router.host, config.router.cors_origins, keys.api is not None, config.security.insecure
+            ),
+            logins=logins,
+            store=ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s),
         )
         addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, logins, closing)
         if page is not None:
@@ -306,14 +297,6 @@ def _frontend(
         unknown_fields=config.router.unknown_fields,
         answered=metrics.answered,
     )
-
-
-def _dialects(config: ServingConfig, frontend: Frontend) -> tuple[dict[str, Dialect], list[Route]]:
-    """By path, and what else may be asked there."""
-    store = ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s)
-    responses, messages = ResponsesDialect(frontend, store), MessagesDialect(frontend)
-    dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
-    return dialects, [*responses.routes(), *messages.routes()]
 
 
 async def _open_apis(

@@ -10,6 +10,8 @@ import structlog
 
 from runtime.sparing import Sparing
 
+API_KEY: Final = "API key"
+OPERATOR_KEY: Final = "operator key"
 FREE: Final = 10  # a minute, of one address, that are answered at once
 DELAY_S: Final = 1.0  # of the answers to the others
 ADDRESSES_LOGGED: Final = 30  # a minute
@@ -21,13 +23,13 @@ class FailedLogins:
     """Of one process. A missing key is no login."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts = Counter({(api, key): 0 for api in ("http", "grpc") for key in ("API key", "operator key")})
+        self.counts = Counter({(api, key): 0 for api in ("http", "grpc") for key in (API_KEY, OPERATOR_KEY)})
         self._free = Sparing(FREE, clock)
         self._by_address = Sparing(1, clock)
         self._lines = Sparing(ADDRESSES_LOGGED, clock)
 
     def failed(self, api: str, key: str, address: str) -> float:
-        """`key`: its kind, such as `API key`. Returns the seconds that the answer has to wait."""
+        """`key`: API_KEY or OPERATOR_KEY. Returns the seconds that the answer has to wait."""
         self.counts[api, key] += 1
         network = _network(address)
         before = self._by_address.take(network)

@@ -13,27 +13,26 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.dialects.dialect import Answer, Asked, Dialect, PromptAnswer
 from router.api.dialects.json_body import read_soon
+from router.api.dialects.plain_request import admit, enter_tenant
 from router.api.http.body import received_body
 from router.api.http.disconnect import until_disconnect
 from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
+from router.api.http.key_guard import CALLER
 from router.api.http.server_sent_events import EventStream
 from router.api.wishes.held_bytes import prompt_bytes
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Prompt, make_request_id, seconds_of, tenant_of, validate
+from router.api.wishes.validation import Prompt, make_request_id, seconds_of, validate
 from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.security.callers import ANYONE
-from runtime.side_lane import TENANT
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
 FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
-CALLER = "baton.caller"  # who shows the key of a request; a key of its scope
-TENANT_HEADER = "x-baton-tenant"
 
 Items = AsyncGenerator[Piece | Finished, None]
 
@@ -46,7 +45,7 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
+    def __init__(self, frontend: Frontend, dialect: Callable[[], Dialect]) -> None:
         self._frontend = frontend
         self._dialect = dialect
 
@@ -55,7 +54,7 @@ class GenerationEndpoint:
         shown_id, work_id = make_request_id(None)
         try:
             shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
-            self._frontend.rate_limits.account(scope.get(CALLER, ANYONE)).admit()
+            admit(self._frontend, http)
             tenant = enter_tenant(http)
             with self._frontend.bodies.hold(tenant) as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
@@ -66,7 +65,7 @@ class GenerationEndpoint:
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
         except Exception as error:
-            response = error_response(error, shown_id, self._dialect.error)
+            response = error_response(error, shown_id, self._dialect().error)
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
@@ -78,13 +77,13 @@ class GenerationEndpoint:
         del data
         held.become(num_bytes)
         requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
-        answer = self._dialect.answer(asked, options, shown_id, tenant, requests)
+        answer = self._dialect().answer(asked, options, shown_id, tenant, requests)
         streamed = asked.stream
         del asked, prompts  # from here on their tokens are enough
         held.become(0)
         items = generate_all(self._frontend.generator, requests)
         if streamed:
-            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
+            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect().named_events)
             if answer.of_prompts is not None:
                 items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
             await _send_events(events, items, answer, shown_id)
@@ -99,7 +98,7 @@ class GenerationEndpoint:
         return await read_soon(self._frontend.lane, deadline_s, self._weighed, data, tenant)
 
     def _weighed(self, data: bytes, tenant: str) -> _Read:
-        asked, options, prompts = self._dialect.read(data, tenant)
+        asked, options, prompts = self._dialect().read(data, tenant)
         return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
 
     async def _validate(
@@ -133,13 +132,6 @@ class GenerationEndpoint:
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         check_call(options.name_of("prompt_logprobs"), requests)
         return requests
-
-
-def enter_tenant(http: Request) -> str:
-    """The tenant of a request, which the current task serves from now on. Raises InvalidRequestError."""
-    tenant = tenant_of(http.scope.get(CALLER, ANYONE), TENANT_HEADER, http.headers.get(TENANT_HEADER))
-    TENANT.set(tenant)
-    return tenant
 
 
 async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:

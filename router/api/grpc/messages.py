@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.json_response import encode_json
 from router.api.wishes.names import check_name
 from router.api.wishes.prompt_logprobs import rows_in_parts
 from router.api.wishes.sampling_options import Options
@@ -103,7 +103,7 @@ def _tools(chat: pb.ChatMessages) -> Raw:
         if tool.strict:
             function["strict"] = True
         told.append({"type": "function", "function": function})
-    return Raw(encode_json(told)) if told else Raw(b"")
+    return Raw(msgspec.json.encode(told)) if told else Raw(b"")
 
 
 def _message(where: str, message: pb.ChatMessage) -> Message:

@@ -25,7 +25,6 @@ from runtime.errors import (
 )
 from runtime.sparing import Sparing
 
-API_KEY, OPERATOR_KEY = "API key", "operator key"
 REFUSAL_LINES = 600  # a minute
 
 log = structlog.get_logger()
@@ -86,14 +85,6 @@ def error_response(error: Exception, request_id: str, form: ErrorForm = openai_f
 def client_of(scope: Scope) -> str:
     """The address that a request comes from."""
     return str((scope.get("client") or ("unknown",))[0])
-
-
-def unauthorized(given: bool, key: str = API_KEY, form: ErrorForm = openai_form) -> Response:
-    """`given`: the request had a key, which is not one of this service's. `key`: what kind is asked for."""
-    problem = f"this is not the {key} of this service" if given else f"the {key} is missing"
-    code = f"invalid_{key.lower().replace(' ', '_')}"
-    body = ErrorBody(f"{problem}: Authorization: Bearer KEY", "invalid_request_error", code=code)
-    return json_response(form(401, body, ""), 401, {"www-authenticate": "Bearer"})
 
 
 async def on_http_exception(form_at: Callable[[str], ErrorForm], request: Request, error: Exception) -> Response:

@@ -25,7 +25,7 @@ class WebPages:
 
     def __init__(self, host: str, origins: Sequence[str], asks_for_key: bool, insecure: bool) -> None:
         self._host = host.lower()
-        self._origins = origins
+        self.origins = origins
         self._checks_origin = not asks_for_key and ALL_ORIGINS not in origins
         self._checks_host = not asks_for_key and not insecure
 
@@ -61,7 +61,7 @@ class WebPages:
             own = urlsplit(origin).netloc.lower()
         except ValueError:
             return False
-        return origin in self._origins or (own != "" and hosts == [own])
+        return origin in self.origins or (own != "" and hosts == [own])
 
 
 def _name(host: str) -> str:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from msgspec import Struct
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import Response
 
 from router.api.dialects.dialect import Asked
 from router.api.dialects.json_body import decode_body
-from router.api.dialects.token_count import TokenCounter
+from router.api.dialects.token_count import count_tokens
 from router.api.http.errors import ErrorBody
 from router.api.messages.answer import MessageAnswer, error_answer
 from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
@@ -17,13 +18,16 @@ from router.api.wishes.validation import Chat, Prompt
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 
-PATH = "/v1/messages"
+DESCRIBED = {
+    "/v1/messages": ("Anthropic's Messages API; streamed as named events", MessagesBody, Message),
+    "/v1/messages/count_tokens": ("The tokens that a message's prompt would have", CountBody, TokenCount),
+}
 
 
 class MessagesDialect:
     named_events = True
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, _: object) -> None:
         self._frontend = frontend
         strict = frontend.unknown_fields == "refuse"
         self._body = MessagesBody if strict else OpenMessagesBody
@@ -47,9 +51,8 @@ class MessagesDialect:
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return error_answer(status, error, request_id)
 
-    def routes(self) -> list[Route]:
-        counter = TokenCounter(self._frontend, "messages", self._counted, TokenCount, error_answer)
-        return [Route(f"{PATH}/count_tokens", counter.count, methods=["POST"])]
+    async def count(self, http: Request) -> Response:
+        return await count_tokens(self._frontend, http, "messages", self._counted, TokenCount, error_answer)
 
     def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
         body = decode_body(data, self._count_body)

@@ -1,6 +1,5 @@
 """Who may call what operators call over HTTP."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
@@ -8,11 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api.http.connection import KNOWN
-from router.api.http.errors import OPERATOR_KEY, client_of, error_response, unauthorized
+from router.api.http.errors import error_response
+from router.api.http.key_guard import unauthorized
 from router.api.wishes.validation import make_request_id
 from runtime.errors import BatonError
 from runtime.security.bearer_keys import BearerKeys
-from runtime.security.failed_logins import FailedLogins
+from runtime.security.failed_logins import OPERATOR_KEY, FailedLogins
 from runtime.security.secret import Secret
 
 log = structlog.get_logger()
@@ -36,9 +36,7 @@ class OperatorsGuard:
             if http.method == "POST":
                 log.info("an operator asks", what=http.url.path, query=http.url.query[:200], by=caller.key)
             return None
-        if shown is not None:
-            await asyncio.sleep(self._logins.failed("http", OPERATOR_KEY, client_of(http.scope)))
-        return unauthorized(shown is not None, OPERATOR_KEY)
+        return await unauthorized(http.scope, shown is not None, OPERATOR_KEY, self._logins)
 
     def guarded(self, answer: Endpoint) -> Endpoint:
         """The same endpoint behind the key. A BatonError of it becomes an answer."""

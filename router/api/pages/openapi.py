@@ -1,5 +1,6 @@
 """The HTTP API as OpenAPI 3.1 describes one, made from the types of requests and answers."""
 
+from collections.abc import Callable, Mapping
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
@@ -14,30 +15,10 @@ from starlette.routing import Route
 from router.api.dialects.json_body import ABSENT, unserved_fields
 from router.api.http.errors import ErrorAnswer
 from router.api.http.json_response import encode_json, json_response
-from router.api.messages import output as messages
-from router.api.messages.fields import CountBody, MessagesBody
-from router.api.openai.chat import ChatCompletion
-from router.api.openai.completions import Completion
-from router.api.openai.types import ChatBody, CompletionBody
-from router.api.pages.tokenization import DetokenizeBody, Text, TokenizeBody, Tokens
-from router.api.responses import output as responses
-from router.api.responses.fields import ResponsesBody
 from runtime.telemetry.metrics import version
 
-POSTS: dict[str, tuple[str, type[Struct], type[Struct]]] = {
-    "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
-    "/v1/completions": ("The text after a prompt; streamed likewise", CompletionBody, Completion),
-    "/v1/responses": ("OpenAI's Responses API; streamed as named events", ResponsesBody, responses.Response),
-    "/v1/responses/input_tokens": (
-        "The tokens that a response's prompt would have",
-        ResponsesBody,
-        responses.InputTokens,
-    ),
-    "/v1/messages": ("Anthropic's Messages API; streamed as named events", MessagesBody, messages.Message),
-    "/v1/messages/count_tokens": ("The tokens that a message's prompt would have", CountBody, messages.TokenCount),
-    "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),
-    "/detokenize": ("The text of tokens", DetokenizeBody, Text),
-}
+Described = tuple[str, type[Struct], type[Struct]]
+"""(summary, body, answer) of a path."""
 GETS = {
     "/v1/responses/{response_id}": "A response that is kept",
     "/v1/models": "The model that is served",
@@ -48,10 +29,9 @@ GETS = {
 }
 
 
-@cache
-def describe_api(release: str) -> bytes:
-    """JSON."""
-    described = {kind: _described(kind) for _, *kinds in POSTS.values() for kind in (*kinds, ErrorAnswer)}
+def describe_api(release: str, posts: Mapping[str, Described]) -> bytes:
+    """`posts`: path -> what is sent there and answered. Returns JSON."""
+    described = {kind: _described(kind) for _, *kinds in posts.values() for kind in (*kinds, ErrorAnswer)}
     references, schemas = msgspec.json.schema_components(described.values(), ref_template="#/components/schemas/{name}")
     contents = {
         kind: {"application/json": {"schema": reference}} for kind, reference in zip(described, references, strict=True)
@@ -60,7 +40,7 @@ def describe_api(release: str) -> bytes:
         path: {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}
         for path, summary in GETS.items()
     }
-    for path, (summary, body, answer) in POSTS.items():
+    for path, (summary, body, answer) in posts.items():
         refused = {"description": "Refused or failed", "content": contents[ErrorAnswer]}
         responses = {"200": {"description": "OK", "content": contents[answer]}, "default": refused}
         request = {"required": True, "content": contents[body]}
@@ -110,12 +90,13 @@ def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     return () if field.default_factory is NODEFAULT else (msgspec.field(default_factory=field.default_factory),)
 
 
-async def _openapi(request: Request) -> Response:
-    return Response(describe_api(version()), media_type="application/json")
+def openapi_routes(posts: Callable[[], Mapping[str, Described]]) -> list[Route]:
+    described = cache(lambda: describe_api(version(), posts()))
 
+    async def openapi(request: Request) -> Response:
+        return Response(described(), media_type="application/json")
 
-async def _version(request: Request) -> Response:
-    return json_response({"version": version()})
+    async def show_version(request: Request) -> Response:
+        return json_response({"version": version()})
 
-
-ROUTES = (Route("/openapi.json", _openapi), Route("/version", _version))
+    return [Route("/openapi.json", openapi), Route("/version", show_version)]

@@ -1,30 +1,24 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them: the tokens of a prompt, and the text of tokens."""
 
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from msgspec import Raw, Struct
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.dialects.generation import CALLER, enter_tenant
 from router.api.dialects.json_body import ABSENT, decode_body, read_soon
-from router.api.http.body import received_body
-from router.api.http.disconnect import NOBODY, until_disconnect
-from router.api.http.errors import error_response
+from router.api.dialects.plain_request import answer_plain
 from router.api.http.json_response import encode_in_slices
 from router.api.openai.fields import ChatMessage, TextPart
 from router.api.openai.types import plain_messages
 from router.api.wishes.names import Name
 from router.api.wishes.template_variables import template_variables
-from router.api.wishes.validation import Chat, Prompt, check_model, make_request_id, tokenize
+from router.api.wishes.validation import Chat, Prompt, check_model, tokenize
 from router.requests.frontend import Frontend
 from router.text.text_encoder import TokenIds
 from runtime.errors import InvalidRequestError
-from runtime.security.callers import ANYONE
 
 IN_PLACE_TOKENS = 1024  # answers about more are made in the side lane
 
@@ -68,31 +62,23 @@ class Text(Struct, frozen=True):
     prompt: str  # special tokens are spelled out
 
 
+DESCRIBED = {
+    "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),
+    "/detokenize": ("The text of tokens", DetokenizeBody, Text),
+}
+
+
 class TokenizationEndpoints:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
 
     def routes(self) -> list[Route]:
         return [
-            Route("/tokenize", partial(self._answer, self._tokens), methods=["POST"]),
-            Route("/detokenize", partial(self._answer, self._text), methods=["POST"]),
+            Route("/tokenize", partial(answer_plain, self._frontend, reply=self._tokens), methods=["POST"]),
+            Route("/detokenize", partial(answer_plain, self._frontend, reply=self._text), methods=["POST"]),
         ]
 
-    async def _answer(self, answer: Callable[[bytes, float], Coroutine[Any, Any, bytes]], http: Request) -> Response:
-        shown_id, _ = make_request_id(None)
-        try:
-            self._frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
-            with self._frontend.bodies.hold(enter_tenant(http)) as held:
-                data = await received_body(http, self._frontend.max_body_bytes, held)
-                deadline_s = time.monotonic() + self._frontend.request_timeout_s
-                answered = await until_disconnect(http.receive, answer(data, deadline_s))
-                return Response(answered, media_type="application/json")
-        except ClientDisconnect:
-            return NOBODY
-        except Exception as error:
-            return error_response(error, shown_id)
-
-    async def _tokens(self, data: bytes, deadline_s: float) -> bytes:
+    async def _tokens(self, data: bytes, tenant: str, deadline_s: float) -> Response:
         body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, TokenizeBody)
         check_model(self._frontend, body.model)
         name, prompt = body.wanted()
@@ -101,15 +87,16 @@ class TokenizationEndpoints:
         spelled = partial(self._spelled, tokens, body.return_token_strs, max_model_len)
         return await self._soon(len(tokens), deadline_s, spelled)
 
-    async def _text(self, data: bytes, deadline_s: float) -> bytes:
+    async def _text(self, data: bytes, tenant: str, deadline_s: float) -> Response:
         body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, DetokenizeBody)
         check_model(self._frontend, body.model)
         await tokenize(self._frontend, body.tokens, "tokens", deadline_s)  # none is outside the vocabulary
         return await self._soon(len(body.tokens), deadline_s, partial(self._decoded, body.tokens))
 
-    async def _soon(self, num_tokens: int, deadline_s: float, answer: Callable[[], bytes]) -> bytes:
+    async def _soon(self, num_tokens: int, deadline_s: float, answer: Callable[[], bytes]) -> Response:
         """An answer about few tokens at once, one about many in the lane."""
-        return answer() if num_tokens <= IN_PLACE_TOKENS else await self._frontend.lane.run(deadline_s, answer)
+        answered = answer() if num_tokens <= IN_PLACE_TOKENS else await self._frontend.lane.run(deadline_s, answer)
+        return Response(answered, media_type="application/json")
 
     def _spelled(self, tokens: TokenIds, each: bool, max_model_len: int) -> bytes:
         token_ids = tokens.tolist()

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import finalize
 
@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
-from starlette.routing import Route
 
 from router.api.dialects.dialect import Asked
-from router.api.dialects.generation import enter_tenant
-from router.api.dialects.token_count import TokenCounter
+from router.api.dialects.plain_request import enter_tenant
+from router.api.dialects.token_count import count_tokens
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
 from router.api.http.json_response import encode_json, json_response
 from router.api.responses.answer import ResponseAnswer, text_of
@@ -31,7 +30,10 @@ from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
 
-PATH = "/v1/responses"
+DESCRIBED = {
+    "/v1/responses": ("OpenAI's Responses API; streamed as named events", ResponsesBody, Response),
+    "/v1/responses/input_tokens": ("The tokens that a response's prompt would have", ResponsesBody, InputTokens),
+}
 OFF = "is not supported: router.response_store_bytes is 0, so that nothing is kept; send the whole input"
 
 
@@ -112,14 +114,8 @@ class ResponsesDialect:
     def error(self, status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
         return openai_form(status, error, request_id)
 
-    def routes(self) -> list[Route]:
-        one = f"{PATH}/{{response_id}}"
-        counter = TokenCounter(self._frontend, "input", self._counted, InputTokens, openai_form)
-        return [
-            Route(f"{PATH}/input_tokens", counter.count, methods=["POST"]),
-            Route(one, self._retrieve),
-            Route(one, self._delete, methods=["DELETE"]),
-        ]
+    async def count(self, http: Request) -> HttpResponse:
+        return await count_tokens(self._frontend, http, "input", self._counted, InputTokens, openai_form)
 
     def _previous(self, response_id: str, tenant: str) -> Conversation:
         """Raises InvalidRequestError."""
@@ -140,29 +136,32 @@ class ResponsesDialect:
         conversation = Conversation(said, argument_chars, held_bytes(said))
         self._store.finish(response.id, conversation, encode_json(response))
 
-    async def _retrieve(self, http: Request) -> HttpResponse:
-        response_id = http.path_params["response_id"]
-        try:
+    async def retrieve(self, http: Request) -> HttpResponse:
+        def stored(response_id: str, tenant: str) -> HttpResponse | None:
             if http.query_params.get("stream") == "true":
                 raise InvalidRequestError("stream", "is not supported for a response that is kept; it is told whole")
-            stored = self._store.get(response_id, enter_tenant(http))
-        except InvalidRequestError as error:
-            return error_response(error, make_request_id(None)[0])
-        if stored is None:
-            return self._not_found(response_id)
-        return HttpResponse(stored.body, media_type="application/json")
+            found = self._store.get(response_id, tenant)
+            return None if found is None else HttpResponse(found.body, media_type="application/json")
 
-    async def _delete(self, http: Request) -> HttpResponse:
+        return self._kept(http, stored)
+
+    async def delete(self, http: Request) -> HttpResponse:
+        def deleted(response_id: str, tenant: str) -> HttpResponse | None:
+            if not self._store.delete(response_id, tenant):
+                return None
+            return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+        return self._kept(http, deleted)
+
+    def _kept(self, http: Request, answer: Callable[[str, str], HttpResponse | None]) -> HttpResponse:
+        """`answer`: of a response's id and the tenant; None: the tenant has none of this id."""
         response_id = http.path_params["response_id"]
         try:
-            deleted = self._store.delete(response_id, enter_tenant(http))
+            answered = answer(response_id, enter_tenant(http))
         except InvalidRequestError as error:
             return error_response(error, make_request_id(None)[0])
-        if not deleted:
-            return self._not_found(response_id)
-        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
-
-    def _not_found(self, response_id: str) -> HttpResponse:
+        if answered is not None:
+            return answered
         body = ErrorBody(f"response_id: {self._missing(response_id)}", "invalid_request_error", "response_id")
         return json_response(ErrorAnswer(body), 404)
 

@@ -31,7 +31,7 @@ from router.api.kserve.service import KserveService
 from router.requests.frontend import Frontend
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
-from runtime.security.failed_logins import FailedLogins
+from runtime.security.failed_logins import API_KEY, OPERATOR_KEY, FailedLogins
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
 from runtime.security.keys import OPERATOR_REMEDY
@@ -76,14 +76,14 @@ class GrpcApi:
         receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
             RequireBearer(
-                BearerKeys.plain(operators), "operator key", prefix=ADMIN, remedy=OPERATOR_REMEDY, logins=logins
+                BearerKeys.plain(operators), OPERATOR_KEY, prefix=ADMIN, remedy=OPERATOR_REMEDY, logins=logins
             ),
             DecodeRequests(FILES, frontend.lane, receiving, self._connections, self._calls.enter_tenant),
         ]
         alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
         elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
         if keys is not None:
-            guards.insert(0, RequireBearer(keys, "API key", tuple(elsewhere), logins=logins))
+            guards.insert(0, RequireBearer(keys, API_KEY, tuple(elsewhere), logins=logins))
         guards += innermost
         places = ("grpc.max_allowed_incoming_connections", max_connections)
         options = [("grpc.so_reuseport", 0), size_limit, places, *SERVER_OPTIONS]

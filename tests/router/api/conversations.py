@@ -8,13 +8,7 @@ from pathlib import Path
 import pydantic
 from starlette.types import ASGIApp
 
-from router.api.dialects.dialect import Dialect
 from router.api.http.server import HttpServer, serve_http
-from router.api.messages import endpoints as messages_endpoints
-from router.api.messages.endpoints import MessagesDialect
-from router.api.pages.tokenization import TokenizationEndpoints
-from router.api.responses import endpoints as responses_endpoints
-from router.api.responses.endpoints import ResponsesDialect
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.parsing.parsing import ModelFamilies
@@ -64,12 +58,8 @@ def talking_frontend(generator: ScriptedGenerator, folder: Path) -> Frontend:
 
 
 def app_of(frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None) -> ASGIApp:
-    """Speaks every protocol."""
-    responses = ResponsesDialect(frontend, store or ResponseStore(1 << 20, 60.0))
-    messages = MessagesDialect(frontend)
-    routes = [*TokenizationEndpoints(frontend).routes(), *responses.routes(), *messages.routes()]
-    dialects: dict[str, Dialect] = {responses_endpoints.PATH: responses, messages_endpoints.PATH: messages}
-    return create_app(frontend, lambda: b"", keys=keys, more_routes=routes, dialects=dialects)
+    """Keeps responses."""
+    return create_app(frontend, lambda: b"", keys=keys, store=store or ResponseStore(1 << 20, 60.0))
 
 
 @asynccontextmanager

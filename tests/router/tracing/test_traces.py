@@ -16,8 +16,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.http.server import serve_http
-from router.api.messages import endpoints as messages
-from router.api.responses import endpoints as responses
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
@@ -67,15 +65,8 @@ async def traced(folder: Path, collector: Collector) -> AsyncIterator[tuple[http
     frontend, keys = make_frontend(generator), BearerKeys.plain([Secret(KEY)])
     config = TracesConfig(enabled=True, endpoint=collector.endpoint, sample=0.0)
     traces = Traces(config, "router-1", MODEL, generator.metrics.recent)
-    spoken = responses.ResponsesDialect(frontend, ResponseStore(1 << 20, 60.0)), messages.MessagesDialect(frontend)
-    app = create_app(
-        frontend,
-        lambda: b"",
-        keys=keys,
-        more_routes=[route for dialect in spoken for route in dialect.routes()],
-        dialects={responses.PATH: spoken[0], messages.PATH: spoken[1]},
-        around=partial(over_http, traces),
-    )
+    store = ResponseStore(1 << 20, 60.0)
+    app = create_app(frontend, lambda: b"", keys=keys, around=partial(over_http, traces), store=store)
     api = GrpcApi(frontend, make_questions(status), keys, innermost=[TraceCalls(traces)])
     async with AsyncExitStack() as closing:
         closing.push_async_callback(traces.close)

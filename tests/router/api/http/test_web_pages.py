@@ -92,7 +92,7 @@ def test_a_body_is_said_to_be_json(kind: str | None, taken: bool, length: Header
 @pytest.fixture
 async def http(tiny_model: Path) -> AsyncIterator[httpx.AsyncClient]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    app = create_app(frontend, lambda: b"", cors_origins=[PAGE], pages=open_service((PAGE,)))
+    app = create_app(frontend, lambda: b"", pages=open_service((PAGE,)))
     async with (
         await serve_http(app, "127.0.0.1", 0) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,

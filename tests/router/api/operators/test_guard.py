@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from structlog.testing import capture_logs
 
-from router.api.operators import guard as guard_module
+from router.api.http import key_guard as guard_module
 from router.api.operators.guard import OperatorsGuard
 from runtime.security.callers import key_name
 from runtime.security.failed_logins import FREE, FailedLogins

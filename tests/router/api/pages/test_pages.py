@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from router.api.http.server import serve_http
-from router.api.pages import openapi
-from router.api.pages.tokenization import IN_PLACE_TOKENS, TokenizationEndpoints
+from router.api.http.web_pages import WebPages
+from router.api.pages.tokenization import IN_PLACE_TOKENS
 from router.api.serving.app import create_app
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
@@ -27,10 +27,9 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
 @pytest.fixture
 async def http(generator: ScriptedGenerator) -> AsyncIterator[httpx.AsyncClient]:
     """Shows its API key."""
-    frontend = make_frontend(generator)
-    routes = [*TokenizationEndpoints(frontend).routes(), *openapi.ROUTES]
+    pages = WebPages("127.0.0.1", [PAGE], asks_for_key=True, insecure=False)
     keys = BearerKeys.plain([Secret("sesame-sesame-sesame")])
-    app = create_app(frontend, lambda: b"", keys=keys, more_routes=routes, cors_origins=[PAGE])
+    app = create_app(make_frontend(generator), lambda: b"", keys=keys, pages=pages)
     async with await serve_http(app, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}"
         async with httpx.AsyncClient(base_url=url, timeout=60, headers=KEY) as client:

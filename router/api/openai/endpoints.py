@@ -1,0 +1,22 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+from router.api.openai.answers import OpenAIDialect
+from router.api.openai.chat import ChatAnswer, ChatCompletion
+from router.api.openai.completions import Completion, CompletionAnswer
+from router.api.openai.types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
+from router.requests.frontend import Frontend
+
+DESCRIBED = {
+    "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
+    "/v1/completions": ("The text after a prompt; streamed likewise", CompletionBody, Completion),
+}
+
+
+def chats(frontend: Frontend, _: object) -> OpenAIDialect:
+    body = ChatBody if frontend.unknown_fields == "refuse" else OpenChatBody
+    return OpenAIDialect(frontend, body, ChatAnswer, "chatcmpl")
+
+
+def completions(frontend: Frontend, _: object) -> OpenAIDialect:
+    body = CompletionBody if frontend.unknown_fields == "refuse" else OpenCompletionBody
+    return OpenAIDialect(frontend, body, CompletionAnswer, "cmpl")
