@@ -13,7 +13,7 @@ from msgspec import Struct
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
 from router.counters.recent import Service
-from router.parsing.events import Event
+from router.parsing.events import Event, Text
 from router.parsing.parsing import Parsing
 from router.requests.rate_limits import Account
 from runtime.blocks.block_hash import SEED
@@ -55,6 +55,17 @@ class Piece(Struct, frozen=True, gc=False):
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
     stop_string: str | None = None  # of the request, which has ended the choice
     prompt_logprobs: PromptLogprobs | None = None  # with the first piece, where they are asked for
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The parts of its text."""
+        if self.parsed is not None:
+            return self.parsed.events
+        return (Text(self.text),) if self.text else ()
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self.parsed is None else self.parsed.reasoning_tokens
 
 
 class Finished(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The fields that bodies of several dialects take: Baton's, and vLLM's sampling parameters and chat template
 variables."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,3 +67,12 @@ class ExtendedBody(SampledFields, frozen=True, kw_only=True):
     def thinking_tokens(self) -> int | None:
         """Raises InvalidRequestError."""
         return check_thinking("thinking_token_budget", self.thinking_token_budget)
+
+
+def with_known(
+    base: type[ExtendedBody], not_served: Mapping[str, tuple[Any, ...]], without_effect: Sequence[str]
+) -> type[ExtendedBody]:
+    """`base` with fields that are known and not served, or have no effect; see json_body.py."""
+    fields = [(name, Any, None) for name in not_served] + [(name, Raw, ABSENT) for name in without_effect]
+    told = {"not_served": not_served, "without_effect": without_effect}
+    return msgspec.defstruct("KnownFields", fields, bases=(base,), namespace=told, frozen=True, kw_only=True)

@@ -3,9 +3,15 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from router.api.wishes.validation import Call, seconds_of, tenant_of
+import grpc
+import grpc.aio
+import structlog
+
+from router.api.grpc.errors import Status, spare, status_of
+from router.api.wishes.validation import Call, make_request_id, seconds_of, tenant_of
 from router.requests.frontend import Frontend
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller
@@ -16,6 +22,20 @@ REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 FIRST_TOKEN_METADATA = "baton-deadline-ms"  # of the first token: a request that would miss it is refused
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Outcome:
+    shown_id: str  # see make_request_id, as for the next one
+    work_id: str
+    status: Status | None = None  # why the request has failed
+
+    def name(self, wanted: str | None, context: Any, field: str = "request_id") -> None:
+        """`field`: the caller's name of the id. Raises InvalidRequestError."""
+        wanted = wanted or metadata(context, REQUEST_ID_METADATA)
+        self.shown_id, self.work_id = make_request_id(wanted, field)
 
 
 class Calls:
@@ -38,6 +58,24 @@ class Calls:
             yield
         finally:
             self._running.discard(task)
+
+    @contextmanager
+    def outcome(self) -> Iterator[Outcome]:
+        """Around the work of a request: what the work raises becomes the outcome's status, and is counted."""
+        outcome = Outcome(*make_request_id(None))
+        try:
+            yield outcome
+        except grpc.aio.InternalError:  # the caller left while we wrote
+            return
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                spare(log.warning, "client does not read its answer", request_id=outcome.work_id)
+                outcome.status = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+            else:
+                outcome.status = status_of(error, outcome.shown_id)
+            self._frontend.answered("grpc", outcome.status.code.name, error)
+        else:
+            self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
 
     def admit(self, context: Any, work_id: str, **fields: Any) -> Call:
         """`fields`: of Call. Raises InvalidRequestError, and OverloadedError when the caller's rate limit is

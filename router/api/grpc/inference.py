@@ -4,14 +4,10 @@ import asyncio
 import time
 from contextlib import aclosing
 
-import grpc
-import grpc.aio
-import structlog
-
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import Context
-from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
-from router.api.grpc.errors import Status, spare, status_of
+from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls
+from router.api.grpc.errors import Status
 from router.api.grpc.messages import (
     finished_message,
     options_of,
@@ -22,12 +18,10 @@ from router.api.grpc.messages import (
 )
 from router.api.wishes.cache_hints import cache_hint, openai_keeps_s
 from router.api.wishes.prompt_logprobs import check_call
-from router.api.wishes.validation import IN_PLACE_BYTES, Prompt, make_request_id, validate
+from router.api.wishes.validation import IN_PLACE_BYTES, Prompt, validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
-
-log = structlog.get_logger()
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -47,13 +41,13 @@ class InferenceService(pb_grpc.InferenceServicer):
             await context.abort(failure.code, failure.details, tuple(failure.trailing_metadata))
 
     async def _generate(self, request: pb.GenerateRequest, context: Context) -> Status | None:
-        shown_id, work_id = make_request_id(None)
-        try:
-            shown_id, work_id = make_request_id(request.request_id or metadata(context, REQUEST_ID_METADATA))
+        with self._calls.outcome() as outcome:
+            outcome.name(request.request_id, context)
+            shown_id = outcome.shown_id
             keeps_s = openai_keeps_s(None, request.prompt_cache_key)
             call = self._calls.admit(
                 context,
-                work_id,
+                outcome.work_id,
                 prompt_field=prompt_field_of(request),
                 model=request.model,
                 priority=request.priority,
@@ -72,17 +66,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             # The generator ends by itself at the deadline, except while it waits for a client that does not read.
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 await self._stream(wanted, shown_id, context)
-        except TimeoutError:
-            spare(log.warning, "client does not read its answer", request_id=work_id)
-            return Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
-        except grpc.aio.InternalError:
-            return None  # the caller left while we wrote
-        except Exception as error:
-            status = status_of(error, shown_id)
-            self._frontend.answered("grpc", status.code.name, error)
-            return status
-        self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
-        return None
+        return outcome.status
 
     async def _prompt(self, request: pb.GenerateRequest, context: Context) -> Prompt:
         """Raises InvalidRequestError, and what the side lane raises."""
@@ -100,7 +84,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                     finished = finished_message(item, reasoning_tokens)
                     event = pb.GenerateResponse(request_id=shown_id, finished=finished)
                 else:
-                    reasoning_tokens += 0 if item.parsed is None else item.parsed.reasoning_tokens
+                    reasoning_tokens += item.reasoning_tokens
                     for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
                         await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
                         await asyncio.sleep(0)

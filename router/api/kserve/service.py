@@ -14,12 +14,12 @@ import grpc.aio
 import msgspec
 
 from baton_proto.generated import open_inference_pb2 as pb, open_inference_pb2_grpc as pb_grpc
-from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, metadata
+from router.api.grpc.calling import STALL_GRACE_S, Calls, Outcome
 from router.api.grpc.errors import Status, status_of
 from router.api.kserve.infer_request import ANY, INPUTS, OUTPUTS, STREAM, Wish, read_wish
 from router.api.kserve.tensors import add_output
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import make_request_id, validate
+from router.api.wishes.validation import validate
 from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -77,23 +77,16 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
         )
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
-        with self._calls.running():
-            shown_id, work_id = make_request_id(None)
-            try:
-                shown_id, work_id = self._ids(request, context)
-                wish, wanted = await self._read(request, context, work_id)
-                named = request.id
-                del request  # nothing but its tokens is held while they are answered
-                if wish.stream:
-                    raise InvalidRequestError(STREAM, "is true, and ModelInfer answers once; ModelStreamInfer streams")
-                answer = await self._whole(named, wish, wanted)
-                self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
-                return answer
-            except Exception as error:
-                status = status_of(error, shown_id)
-                self._frontend.answered("grpc", status.code.name, error)
-            await _abort(context, status)
-            raise AssertionError("abort raises")
+        with self._calls.running(), self._calls.outcome() as outcome:
+            wish, wanted = await self._read(request, context, outcome)
+            named = request.id
+            del request  # nothing but its tokens is held while they are answered
+            if wish.stream:
+                raise InvalidRequestError(STREAM, "is true, and ModelInfer answers once; ModelStreamInfer streams")
+            return await self._whole(named, wish, wanted)
+        if outcome.status is not None:
+            await _abort(context, outcome.status)
+        raise AssertionError("abort raises")
 
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -117,16 +110,14 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, writing: asyncio.Lock) -> None:
         """One request of a stream."""
-        shown_id, work_id = make_request_id(None)
         named = request.id
 
         async def write(response: pb.ModelInferResponse) -> None:
             async with writing:
                 await context.write(pb.ModelStreamInferResponse(infer_response=response))
 
-        try:
-            shown_id, work_id = self._ids(request, context)
-            wish, wanted = await self._read(request, context, work_id)
+        with self._calls.outcome() as outcome:
+            wish, wanted = await self._read(request, context, outcome)
             del request  # nothing but its tokens is held while they are answered
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
                 if not wish.stream:
@@ -135,37 +126,27 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
                     await self._pieces(named, wish, wanted, write)
                 if wish.empty_final:
                     await write(_last(self._response(named), final=True))
-        except grpc.aio.InternalError:
-            return  # the caller left while we wrote
-        except Exception as error:
-            unread = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
-            status = unread if isinstance(error, TimeoutError) else status_of(error, shown_id)
-            self._frontend.answered("grpc", status.code.name, error)
+        if outcome.status is not None:
             response = self._response(named[:MAX_ID_CHARS])
-            failed = pb.ModelStreamInferResponse(error_message=status.details, infer_response=response)
+            failed = pb.ModelStreamInferResponse(error_message=outcome.status.details, infer_response=response)
             with contextlib.suppress(grpc.aio.InternalError):
                 async with writing:
                     await context.write(failed)
-            return
-        self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _ids(self, request: pb.ModelInferRequest, context: Context) -> tuple[str, str]:
-        """As make_request_id."""
-        return make_request_id(request.id or metadata(context, REQUEST_ID_METADATA), "id")
-
     async def _read(
-        self, request: pb.ModelInferRequest, context: Context, work_id: str
+        self, request: pb.ModelInferRequest, context: Context, outcome: Outcome
     ) -> tuple[Wish, GenerateRequest]:
         """Raises what validation raises. The wish comes without its prompt and its options, which may be long."""
+        outcome.name(request.id, context, "id")
         self._check_model(request.model_name, request.model_version)
         left_s = context.time_remaining()
         wish = read_wish(request, self._frontend.generator.limits().max_model_len)
         timeouts_s = [limit for limit in (left_s, wish.timeout_s) if limit is not None]
         call = self._calls.admit(
             context,
-            work_id,
+            outcome.work_id,
             prompt_field=wish.prompt_field,
             model=request.model_name,
             timeout_s=min(timeouts_s) if timeouts_s else None,

@@ -61,13 +61,10 @@ class MessageAnswer:
             self._begun = True
             yield MessageEvent(type="message_start", message=self._message)
             yield MessageEvent(type="ping")
-        if piece.parsed is not None:
-            self._parsed = True
-            self._thinking_tokens += piece.parsed.reasoning_tokens
-            for event in piece.parsed.events:
-                yield from self._take(event)
-        elif piece.text:
-            yield from self._take(Text(piece.text))
+        self._parsed = self._parsed or piece.parsed is not None
+        self._thinking_tokens += piece.reasoning_tokens
+        for event in piece.events:
+            yield from self._take(event)
         if piece.finish_reason is not None:
             yield from self._end_block()
             stopped = piece.stop_string is not None and piece.finish_reason == "stop"

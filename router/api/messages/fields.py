@@ -1,13 +1,13 @@
 """What POST /v1/messages takes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.dialects.extensions import ExtendedBody
+from router.api.dialects.extensions import ExtendedBody, with_known
 from router.api.dialects.json_body import ABSENT
 from router.api.messages.blocks import Block, Conversation, TextBlock, Turn, blocks_text, keeps_s
 from router.api.messages.editing import ContextManagement, Edit
@@ -56,7 +56,23 @@ class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return schema_grammar(name, self.format.schema), name
 
 
-class CountBody(ExtendedBody, frozen=True, kw_only=True):
+NOT_SERVED: Mapping[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+WITHOUT_EFFECT = (
+    "metadata",
+    "service_tier",
+    "inference_geo",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+    "diagnostics",
+)
+if TYPE_CHECKING:
+    _KnownFields = ExtendedBody
+else:
+    _KnownFields = with_known(ExtendedBody, NOT_SERVED, WITHOUT_EFFECT)
+
+
+class CountBody(_KnownFields, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens, and what POST /v1/messages has in common with it."""
 
     inner: ClassVar[Mapping[str, type[Struct]]] = {
@@ -70,14 +86,6 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
         "context_management": ContextManagement,
         "edits": Edit,
     }
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "container": (),
-        "mcp_servers": ([],),
-    }
-    without_effect: ClassVar[Sequence[str]] = (
-        *("metadata", "service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id", "diagnostics"),
-    )
-
     messages: Sequence[Turn]
     system: str | Sequence[TextBlock] | None = None
     tools: Raw = ABSENT
@@ -85,16 +93,7 @@ class CountBody(ExtendedBody, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    container: Any = None
-    mcp_servers: Any = None
     context_management: ContextManagement | None = None
-    metadata: Raw = ABSENT
-    service_tier: Raw = ABSENT
-    inference_geo: Raw = ABSENT
-    speed: Raw = ABSENT
-    user_profile_id: Raw = ABSENT
-    workspace_id: Raw = ABSENT
-    diagnostics: Raw = ABSENT
 
     def keeps_s(self) -> Iterator[float]:
         if self.cache_control is not None:

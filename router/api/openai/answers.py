@@ -1,12 +1,11 @@
 """What the answers of both OpenAI endpoints have in common."""
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.api.dialects.dialect import Asked, PromptAnswer
+from router.api.dialects.dialect import Answer, Asked
 from router.api.dialects.json_body import decode_body
 from router.api.http.errors import ErrorBody, openai_form
 from router.api.openai.shown_prompt import NO_WISH, PromptWish, ShownPrompt
@@ -83,23 +82,7 @@ class RunningUsage:
         return Usage(num_prompt, num_told, num_prompt + num_told)
 
 
-class OpenAIAnswer(Protocol):
-    """An answer of either endpoint."""
-
-    def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None: ...
-
-    @property
-    def of_prompts(self) -> PromptAnswer | None: ...
-
-    def chunks(self, piece: Piece) -> Iterable[Struct]: ...
-
-    def ending(self, finished: Finished) -> Iterable[Struct]: ...
-
-    def failure(self, status: int, error: ErrorBody) -> Struct: ...
-
-    def add(self, piece: Piece) -> None: ...
-
-    def whole(self, finished: Finished) -> Any: ...
+Make = Callable[[Heading, Tokenizer, Wanted], Answer]
 
 
 class _Form(Struct, frozen=True):
@@ -117,7 +100,7 @@ class OpenAIDialect:
 
     named_events = False
 
-    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: type[OpenAIAnswer], prefix: str) -> None:
+    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: Make, prefix: str) -> None:
         """`prefix`: of the answer's id."""
         self._frontend = frontend
         self._body = body
@@ -134,7 +117,7 @@ class OpenAIDialect:
 
     def answer(
         self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
-    ) -> OpenAIAnswer:
+    ) -> Answer:
         heading = Heading.new(self._prefix, request_id, self._frontend.model)
         form: _Form = asked.form
         num_choices = sum(len(request.sampling) for request in requests)

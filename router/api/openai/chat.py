@@ -10,7 +10,7 @@ from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
 from router.api.openai.shown_prompt import Detail, JsonLists, finite
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
-from router.requests.request import Finished, Parsed, Piece
+from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
 
 
@@ -109,7 +109,9 @@ class ChatAnswer:
         self._prompt: Sequence[int] | UnsetType = wanted.prompt_of(0) if wanted.prompts else UNSET
         self._choices = [
             Choice(
-                *(index, Message(), ChoiceLogprobs() if wanted.logprobs else None),
+                index=index,
+                message=Message(),
+                logprobs=ChoiceLogprobs() if wanted.logprobs else None,
                 token_ids=[] if wanted.prompts else UNSET,
             )
             for index in range(wanted.num_choices)
@@ -141,24 +143,16 @@ class ChatAnswer:
             yield self._chunk(first, UNSET if self._begun else self._prompt)
             self._begun.add(piece.index)
         self._usage_so_far.add(piece)
+        self._count(piece)
         logprobs = self._logprobs(piece) if self._wanted.logprobs else None
         token_ids = piece.token_ids if self._wanted.prompts else UNSET
-        for delta in self._deltas(piece):
+        for delta in filter(None, map(_delta, piece.events)):
             yield self._chunk(ChunkChoice(piece.index, delta, logprobs, token_ids=token_ids))
             logprobs, token_ids = None, UNSET
         if (logprobs and logprobs.content) or token_ids:
             yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs, token_ids=token_ids))
         if piece.finish_reason is not None:
             yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
-
-    def _deltas(self, piece: Piece) -> Iterator[Delta]:
-        if piece.parsed is not None:
-            self._count(piece.parsed)
-            for event in piece.parsed.events:
-                if (delta := _delta(event)) is not None:
-                    yield delta
-        elif piece.text:
-            yield Delta(content=piece.text)
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
@@ -170,12 +164,9 @@ class ChatAnswer:
 
     def add(self, piece: Piece) -> None:
         choice = self._choices[piece.index]
-        if piece.parsed is None:
-            choice.message.content = (choice.message.content or "") + piece.text
-        else:
-            self._count(piece.parsed)
-            for event in piece.parsed.events:
-                _add(choice.message, event)
+        self._count(piece)
+        for event in piece.events:
+            _add(choice.message, event)
         choice.finish_reason = piece.finish_reason
         if choice.logprobs is not None:
             self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece))
@@ -190,13 +181,18 @@ class ChatAnswer:
                 choice.logprobs.content = self._lists[choice.index].whole("content")
         heading, usage, lists = self._heading, self._with_reasoning(usage_of(finished)), self._prompt_lists
         return ChatCompletion(
-            *(heading.id, heading.created, heading.model, self._choices, usage),
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            choices=self._choices,
+            usage=usage,
             prompt_token_ids=self._prompt,
             prompt_logprobs=UNSET if lists is None else lists.whole("prompt_logprobs"),
         )
 
-    def _count(self, parsed: Parsed) -> None:
-        self._reasoning_tokens = (self._reasoning_tokens or 0) + parsed.reasoning_tokens
+    def _count(self, piece: Piece) -> None:
+        if piece.parsed is not None:
+            self._reasoning_tokens = (self._reasoning_tokens or 0) + piece.reasoning_tokens
 
     def _with_reasoning(self, usage: Usage) -> Usage:
         if self._reasoning_tokens is None:
@@ -206,10 +202,8 @@ class ChatAnswer:
 
     def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:
         heading = self._heading
-        return ChatChunk(
-            *(heading.id, heading.created, heading.model, [choice], self._usage_so_far.of(choice.index)),
-            prompt_token_ids=prompt,
-        )
+        usage = self._usage_so_far.of(choice.index)
+        return ChatChunk(heading.id, heading.created, heading.model, [choice], usage, prompt_token_ids=prompt)
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
         return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))

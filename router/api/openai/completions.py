@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import Heading, RunningUsage, Usage, Wanted, usage_of
-from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, ShownPrompt, finite
+from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, ShownPrompt, by_text, finite
 from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
@@ -179,14 +178,8 @@ class _LogprobWriter:
             for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
                 written.tokens.append(self._tokenizer.token_text(token_id))
                 written.token_logprobs.append(finite(logprobs.logprob))
-                written.top_logprobs.append(self._top(token_id, logprobs))
+                top = by_text(self._tokenizer, logprobs.top, token_id, logprobs.logprob)
+                written.top_logprobs.append(top)
                 written.text_offset.append(self.offset)
                 self.offset += len(self._detokenizer.push((token_id,)))
         return written
-
-    def _top(self, sampled_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """By text, as the API has it; the sampled token is always among them."""
-        top: dict[str, float] = {}
-        for token_id, logprob in (*logprobs.top, (sampled_id, logprobs.logprob)):
-            top.setdefault(self._tokenizer.token_text(token_id), finite(logprob))
-        return top

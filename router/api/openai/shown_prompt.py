@@ -25,6 +25,14 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
+def by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], token_id: int, logprob: float) -> dict[str, float]:
+    """Text of a token -> its log-probability, as the API has it; the token itself is always among them."""
+    told: dict[str, float] = {}
+    for other_id, value in (*top, (token_id, logprob)):
+        told.setdefault(tokenizer.token_text(other_id), finite(value))
+    return told
+
+
 class PromptWish(Struct, frozen=True):
     """What a body says of its prompts."""
 
@@ -103,19 +111,13 @@ class ShownPrompt:
         if (told := part.logprobs) is not None:
             told.tokens.append(self._tokenizer.token_text(row.token_id))
             told.token_logprobs.append(None if row.logprob is None else finite(row.logprob))
-            told.top_logprobs.append(self._top(row, row.logprob))
+            top = row.top[: self.wish.logprobs]
+            told.top_logprobs.append(
+                None if row.logprob is None else by_text(self._tokenizer, top, row.token_id, row.logprob)
+            )
             told.text_offset.append(offset)
         if self.wish.details is not None:
             part.details.append(self._detail(row, row.logprob, self.wish.details))
-
-    def _top(self, row: Row, logprob: float | None) -> dict[str, float] | None:
-        """By text, as the API has it; the token itself is always among them."""
-        if logprob is None:
-            return None
-        top: dict[str, float] = {}
-        for token_id, value in (*row.top[: self.wish.logprobs], (row.token_id, logprob)):
-            top.setdefault(self._tokenizer.token_text(token_id), finite(value))
-        return top
 
     def _detail(self, row: Row, logprob: float | None, count: int) -> dict[int, Detail] | None:
         if logprob is None:

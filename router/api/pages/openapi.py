@@ -75,7 +75,8 @@ def _described(kind: Any) -> Any:
     ]
     config = kind.__struct_config__
     return msgspec.defstruct(
-        *(kind.__name__, fields),
+        kind.__name__,
+        fields,
         module=kind.__module__,  # two types of one name are told apart by it
         kw_only=True,
         forbid_unknown_fields=config.forbid_unknown_fields,

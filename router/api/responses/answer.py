@@ -8,9 +8,8 @@ from msgspec import UNSET, Struct
 from router.api.http.errors import ErrorBody
 from router.api.openai.chat import TokenLogprob, token_logprobs
 from router.api.responses.output import (
-    ArgumentsEvent,
+    CallEvent,
     Incomplete,
-    InputEvent,
     InputTokensDetails,
     ItemEvent,
     OutputItem,
@@ -60,12 +59,9 @@ class ResponseAnswer:
             yield ResponseEvent("response.in_progress", self._next(), self._response)
         self._logprobs += token_logprobs(self._tokenizer, piece)
         self._cut = piece.finish_reason == "length"
-        if piece.parsed is not None:
-            self._reasoning_tokens += piece.parsed.reasoning_tokens
-            for event in piece.parsed.events:
-                yield from self._take(event)
-        elif piece.text:
-            yield from self._take(Text(piece.text))
+        self._reasoning_tokens += piece.reasoning_tokens
+        for event in piece.events:
+            yield from self._take(event)
         if piece.finish_reason is not None:
             yield from self._end_item("incomplete" if self._cut else "completed")
 
@@ -117,7 +113,7 @@ class ResponseAnswer:
                 item = self._open("function_call")
                 item.arguments = (item.arguments or "") + text
                 kind = "response.function_call_arguments.delta"
-                yield ArgumentsEvent(kind, self._next(), self._index, item.id, delta=text)
+                yield CallEvent(kind, self._next(), self._index, item.id, delta=text)
             case CallCut():  # nobody may make the call; a response that is complete has no item that is not done
                 item = self._open("custom_tool_call" if self._is_custom else "function_call")
                 item.status = "incomplete"
@@ -178,12 +174,12 @@ class ResponseAnswer:
         if item.type == "function_call":
             kind = "response.function_call_arguments.done"
             done = {"arguments": item.arguments, "name": item.name}
-            yield ArgumentsEvent(kind, self._next(), self._index, item.id, **done)
+            yield CallEvent(kind, self._next(), self._index, item.id, **done)
         if item.type == "custom_tool_call":
             item.input = input_of(self._arguments)
             kind = "response.custom_tool_call_input"
-            yield InputEvent(f"{kind}.delta", self._next(), self._index, item.id, delta=item.input)
-            yield InputEvent(f"{kind}.done", self._next(), self._index, item.id, input=item.input)
+            yield CallEvent(f"{kind}.delta", self._next(), self._index, item.id, delta=item.input)
+            yield CallEvent(f"{kind}.done", self._next(), self._index, item.id, input=item.input)
         for part in item.content or ():
             where = self._next(), self._index, item.id, 0
             if isinstance(part, OutputText):

@@ -1,13 +1,13 @@
 """What POST /v1/responses takes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from baton_proto.grammar import Grammar
-from router.api.dialects.extensions import ExtendedBody
+from router.api.dialects.extensions import ExtendedBody, with_known
 from router.api.dialects.json_body import ABSENT, SHOWN_CHARS, decode_body, served_fields
 from router.api.openai.types import ChatBody, CompletionBody
 from router.api.responses.items import Conversation, Item
@@ -59,7 +59,30 @@ class Reasoning(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Name | None = None
 
 
-class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
+NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+    "moderation": (),
+}
+WITHOUT_EFFECT = (
+    "user",
+    "safety_identifier",
+    "service_tier",
+    "stream_options",
+    "max_tool_calls",
+    "access_programs",
+    "image",
+    "client_metadata",
+)
+if TYPE_CHECKING:
+    _KnownFields = ExtendedBody
+else:
+    _KnownFields = with_known(ExtendedBody, NOT_SERVED, WITHOUT_EFFECT)
+
+
+class ResponsesBody(_KnownFields, frozen=True, kw_only=True):
     """POST /v1/responses"""
 
     inner: ClassVar[Mapping[str, type[Struct]]] = {
@@ -68,18 +91,6 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
         "reasoning": Reasoning,
         "prompt_cache_options": CacheOptions,
     }
-    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "background": (False,),
-        "conversation": (),
-        "prompt": (),
-        "context_management": ([],),
-        "moderation": (),
-    }
-    without_effect: ClassVar[Sequence[str]] = (
-        *("user", "safety_identifier", "service_tier", "stream_options", "max_tool_calls"),
-        *("access_programs", "image", "client_metadata"),
-    )
-
     input: str | Sequence[Item] | None = None
     instructions: str | None = None
     previous_response_id: Name | None = None
@@ -98,19 +109,6 @@ class ResponsesBody(ExtendedBody, frozen=True, kw_only=True):
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_key: Name | None = None
     stop: str | list[str] | None = None  # as in the chat API
-    background: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    moderation: Any = None
-    user: Raw = ABSENT
-    safety_identifier: Raw = ABSENT
-    service_tier: Raw = ABSENT
-    stream_options: Raw = ABSENT
-    max_tool_calls: Raw = ABSENT
-    access_programs: Raw = ABSENT
-    image: Raw = ABSENT
-    client_metadata: Raw = ABSENT
 
     def keeps_s(self) -> Iterable[float]:
         return openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key, self.prompt_cache_options)

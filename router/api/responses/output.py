@@ -91,33 +91,30 @@ class Response(Struct, kw_only=True):
     warnings: list[Warned] | UnsetType = UNSET  # ours
 
 
-class ResponseEvent(Struct, frozen=True):
+class Event(Struct, frozen=True):
     type: str
     sequence_number: int
+
+
+class ResponseEvent(Event, frozen=True):
     response: Response
 
 
-class ItemEvent(Struct, frozen=True):
-    type: str
-    sequence_number: int
+class ItemEvent(Event, frozen=True):
     output_index: int
     item: OutputItem
 
 
-class PartEvent(Struct, frozen=True):
-    type: str
-    sequence_number: int
+class PartEvent(Event, frozen=True):
     output_index: int
     item_id: str
     content_index: int
     part: OutputText | ReasoningText
 
 
-class TextEvent(Struct, frozen=True):
+class TextEvent(Event, frozen=True):
     """A piece of a text, or the whole of it at its end."""
 
-    type: str
-    sequence_number: int
     output_index: int
     item_id: str
     content_index: int
@@ -126,25 +123,16 @@ class TextEvent(Struct, frozen=True):
     logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
-class ArgumentsEvent(Struct, frozen=True):
-    type: str
-    sequence_number: int
+class CallEvent(Event, frozen=True):
+    """A piece of a call's arguments, or the whole of them at their end; the text for a custom tool comes in one
+    piece."""
+
     output_index: int
     item_id: str
     delta: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
-
-
-class InputEvent(Struct, frozen=True):
-    """The text for a custom tool, which comes in one piece."""
-
-    type: str
-    sequence_number: int
-    output_index: int
-    item_id: str
-    delta: str | UnsetType = UNSET
-    input: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET  # of a custom tool
 
 
 class InputTokens(Struct, frozen=True):
