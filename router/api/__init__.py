@@ -1,1 +1,1 @@
-"""What clients may ask, checked; the protocols they ask by."""
+"""The protocols by which clients ask, and the checks of what they ask."""

@@ -1,1 +1,1 @@
-"""What a model writes, taken apart: text, reasoning and tool calls."""
+"""Parts of what a model writes: text, reasoning and tool calls."""

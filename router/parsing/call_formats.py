@@ -1,11 +1,12 @@
-"""How families write tool calls. Each function reads what follows the mark that opens a call or a list of calls."""
+"""The formats in which families write tool calls. Each function reads what follows the mark that opens a call or a list
+of calls."""
 
 from router.parsing.call_writer import CallWriter, is_json_object
 from router.parsing.python_literals import python_literal
 from router.parsing.reader import Emit, EndedError, MalformedError, Reader, Steps
 
 _BARE_KEYS = ("name", "type", "id", "function", "parameters", "arguments")
-"""Of an object that is a call. Of another one a text is made as soon as it has another key."""
+"""Keys of an object that is a call. An object with another key is text from there on."""
 
 
 def json_call(reader: Reader, calls: CallWriter, keys: tuple[str, ...] = ()) -> Steps[None]:

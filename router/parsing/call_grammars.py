@@ -25,8 +25,8 @@ _COMMA, _COLON = r"/,\s{0,4}/", r"/:\s{0,4}/"
 
 
 def answer_grammar(families: ModelFamilies, tools: Schemas, many: bool, thought: Thought, rest: Rest) -> str | None:
-    """None: the family's calls cannot be enforced, or not told from a text. many: more than one call may be made.
-    Raises InvalidRequestError."""
+    """Writes the grammar of an answer; None: the family's calls cannot be enforced, or not told from a text. `many`:
+    more than one call may be made. Raises InvalidRequestError."""
     rules = LarkRules(families.marks)
     head, body = _head(rules, families.reasoning, thought), _format(rules, families.reasoning)
     if rest != "format":

@@ -1,4 +1,4 @@
-"""What the formats of calls write to: the events of the calls of one answer."""
+"""Turns the calls that a format reads into events."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ CallFormat = Callable[[Reader, CallWriter], Steps[None]]
 
 
 def read_json(text: str) -> Any:
-    """As the standard has it, without NaN and Infinity. Raises ValueError."""
+    """Reads JSON as the standard has it, without NaN and Infinity. Raises ValueError."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:

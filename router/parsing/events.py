@@ -1,4 +1,4 @@
-"""What the parts of an answer become, whatever protocol tells it."""
+"""Events that tell the parts of an answer, whatever the dialect."""
 
 from itertools import groupby
 
@@ -53,5 +53,5 @@ def joined(events: list[Event]) -> list[Event]:
 
 
 def _kind(event: Event) -> tuple[type[Event], int]:
-    """Of a call's event also the number of the call."""
+    """The event's type, and the number of its call if it has one."""
     return type(event), 0 if isinstance(event, Text | Reasoning) else event.index

@@ -43,7 +43,7 @@ class Parser:
         return self._calls.num_calls
 
     def push(self, text: str) -> list[Event]:
-        """What is certain now."""
+        """Returns the events that are certain now."""
         self._reader.push(text)
         next(self._steps, None)
         return self._taken()

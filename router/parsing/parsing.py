@@ -1,4 +1,4 @@
-"""How the answers of a model, and of one request, are taken apart."""
+"""Rules by which the answers of a model, and of one request, are taken apart."""
 
 import random
 import string
@@ -25,7 +25,7 @@ _ID_SIGNS = string.ascii_letters + string.digits
 
 
 class Parsing(Struct, frozen=True):
-    """Of one request."""
+    """The rules of one request."""
 
     tools: ToolFamily | None  # None: calls stay text
     reasoning: ReasoningFamily | None
@@ -42,7 +42,7 @@ class Parsing(Struct, frozen=True):
 
 
 class ModelFamilies(Struct, frozen=True):
-    """Of the served model."""
+    """The families of the served model."""
 
     tool_name: str | None = None
     reasoning_name: str | None = None

@@ -60,7 +60,7 @@ def _dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
 
 
 def _tuple(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
-    """Whether it is one, or a value in brackets, is known after its first item."""
+    """Reads a tuple or a value in brackets; which of the two is known after the first item."""
     held: list[str] = []
     yield from reader.spaces()
     if (yield from reader.peek()) != ")":
@@ -84,7 +84,7 @@ def _tuple(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
 def _items(
     reader: Reader, emit: Emit, closing: str, item: Callable[[Emit], Steps[None]], before: str = ""
 ) -> Steps[None]:
-    """Up to `closing`, which stays. `before`: what stands before the first one."""
+    """Reads items up to `closing`, which stays. `before`: what is emitted before the first one."""
     while True:
         yield from reader.spaces()
         if (yield from reader.peek()) == closing:

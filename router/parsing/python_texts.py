@@ -51,7 +51,7 @@ def _raw_escape(reader: Reader) -> Steps[str]:
 
 
 def _escape(reader: Reader) -> Steps[str]:
-    """What stands behind a backslash. Raises MalformedError."""
+    """Reads what stands behind a backslash. Raises MalformedError."""
     sign = yield from reader.peek()
     if sign in "01234567":
         digits = ""

@@ -194,7 +194,7 @@ class Reader:
 
 @lru_cache(maxsize=256)
 def _any_of(marks: tuple[str, ...]) -> "re.Pattern[str]":
-    """Where several begin at the same character, the longest is found."""
+    """A pattern of the marks. If several begin at the same character, it finds the longest."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 

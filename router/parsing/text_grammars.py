@@ -1,4 +1,4 @@
-"""What a JSON schema says of a text, for texts that stand in an answer without quotes."""
+"""Grammars of texts that stand in an answer without quotes, from their JSON schemas."""
 
 import json
 import re
@@ -89,5 +89,5 @@ def _whole(parts: list[str]) -> str:
 
 
 def _in_lark(part: str) -> str:
-    """As it stands between slashes."""
+    """The part as it stands between Lark's slashes."""
     return part.replace("\n", "\\n") if part.startswith("\\") else part.replace("/", "\\/").replace("\n", "\\n")

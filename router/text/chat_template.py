@@ -117,8 +117,8 @@ def _joined(pieces: Iterator[str], max_chars: int | None) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
-    """From the files of a folder in Hugging Face form: chat_template.jinja and `TOOL_TEMPLATE`, or the one template or
-    the named ones of tokenizer_config.json. Raises ModelError."""
+    """Loads the template of a folder in Hugging Face form: chat_template.jinja and `TOOL_TEMPLATE`, or the one template
+    or the named ones of tokenizer_config.json. Raises ModelError."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         settings |= read_object(folder / name) if (folder / name).is_file() else {}

@@ -37,7 +37,8 @@ class ControlTokens:
         self._turns = _cuts(list(turns))
 
     def plain(self, messages: Sequence[Message], variables: Mapping[str, Any] | None) -> Plain:
-        """What a template may join without a caller's control token among it. Raises InvalidRequestError."""
+        """Cuts callers' control tokens, so that a template can join the parts without making one. Raises
+        InvalidRequestError."""
         for separator in SEPARATORS:
             cutting = _Cutting(separator)
             cut = [cutting.value(each, self._pattern_of(each)) for each in messages]

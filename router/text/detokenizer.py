@@ -23,7 +23,7 @@ MAX_UNFINISHED = 8  # tokens; no character needs more than four bytes, so a long
 class Detokenizer(Protocol):
     @property
     def mid_character(self) -> bool:
-        """Whether the last token has left a character without its last bytes."""
+        """The last token has left a character without its last bytes."""
         ...
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -31,7 +31,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """What was waiting for more tokens; none follow."""
+        """Returns the text that was waiting for more tokens; none follow."""
         ...
 
 
@@ -42,7 +42,7 @@ def make_detokenizer(tokenizer: Tokenizer, marks: Set[int] = NO_MARKS) -> Detoke
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE, where the text is the tokens' bytes in a row."""
+    """Detokenizes byte-level BPE, where the text is the tokens' bytes in a row."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Set[int]) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class ByteLevelDetokenizer:
         return self._decode(shown)
 
     def _decode(self, shown: bytes, final: bool = False) -> str:
-        """As an incremental decoder of `codecs`, which is Python and takes four times as long."""
+        """Does what an incremental decoder of `codecs` does, which is Python and takes four times as long."""
         data = self._cut + shown
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._cut = data[used:]
@@ -75,8 +75,8 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other kind, where a token's text may depend on its neighbours: decodes a window of tokens with and
-    without the new one and takes the difference.
+    """Detokenizes every other kind, where a token's text may depend on its neighbours: decodes a window of tokens with
+    and without the new one and takes the difference.
 
     A run of byte tokens is given out when it ends, because one wrong byte changes the text of the whole run.
     """

@@ -22,12 +22,12 @@ class OutputText:
 
     @property
     def stop_string(self) -> str | None:
-        """What has ended the text."""
+        """The stop string that has ended the text."""
         return None if self._stop_strings is None else self._stop_strings.found
 
     @property
     def mid_character(self) -> bool:
-        """Whether the last token has left a character without its last bytes."""
+        """The last token has left a character without its last bytes."""
         return self._detokenizer.mid_character
 
     def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:

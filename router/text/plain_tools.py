@@ -1,4 +1,4 @@
-"""How a model is told of tools whose chat template knows none: as text of the messages.
+"""Tells a model of tools as text of the messages, if its chat template knows no tools.
 
 The tools stand at the end of the system message, or before the first message of a user where the template takes no
 system message. Calls and their results are text of their turns, unless the template writes calls.
@@ -31,7 +31,8 @@ def begin_plain_chat(
     variables: Mapping[str, Any],
     max_chars: int,
 ) -> Unfinished:
-    """As Tokenizer.begin_chat. `form`: a call of NAME with ARGUMENTS. Raises InvalidRequestError."""
+    """Does what Tokenizer.begin_chat does, with the tools as text. `form`: a call of NAME with ARGUMENTS. Raises
+    InvalidRequestError."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     told = _TOLD.format(tools=functions, form=form)
     turns = list(messages) if "tool_calls" in tokenizer.chat_template else _with_calls_as_text(form, messages)

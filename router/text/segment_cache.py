@@ -84,13 +84,13 @@ class SegmentCache:
 
 
 def kept_bytes(segment: str, tokens: TokenIds) -> int:
-    """Of memory that a segment takes."""
+    """Bytes of memory that a segment takes."""
     return sys.getsizeof(segment) + tokens.nbytes + PLACE_BYTES
 
 
 def begins(boundaries: "re.Pattern[str]", text: str) -> Iterator[int]:
-    """Where special tokens begin. Because other threads wait for the end of each search, a long text is searched in
-    windows; what begins in a window may end beyond it."""
+    """Yields the places where special tokens begin. Because other threads wait for the end of each search, a long text
+    is searched in windows; what begins in a window may end beyond it."""
     longest, end = len(boundaries.pattern), 0  # no token is longer than the pattern that lists them
     for window in range(0, len(text), WINDOW_CHARS):
         for match in boundaries.finditer(text, max(window, end), window + WINDOW_CHARS + longest):

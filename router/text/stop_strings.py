@@ -28,14 +28,14 @@ class StopStrings:
         return text[:cut], False
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Returns the text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held
 
 
 class _Followed:
-    """How far a text has come into one stop string. As Knuth, Morris and Pratt do it, each character is looked at twice
-    at most; what their table says of a stop string is worked out as far as the text has come."""
+    """One stop string, and how much of it the text ends with. By the algorithm of Knuth, Morris and Pratt, each
+    character is read at most twice; their table is worked out as far as the text has come."""
 
     __slots__ = ("_shorter", "matched", "stop")
 
@@ -45,7 +45,7 @@ class _Followed:
         self._shorter = [0, 0]  # of so many matched characters: the next smaller number that the text ends with, too
 
     def read(self, text: str) -> int:
-        """How many characters of `text` complete the stop string; 0: it is not complete."""
+        """Returns how many characters of `text` complete the stop string; 0: it is not complete."""
         stop, matched, at = self.stop, self.matched, 0
         while at < len(text):
             if not matched and (at := text.find(stop[0], at)) < 0:

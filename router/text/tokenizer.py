@@ -110,7 +110,7 @@ class Tokenizer:
         return known
 
     def is_byte_fallback(self, token_id: int) -> bool:
-        """True for <0x00> to <0xFF>, which byte-fallback tokenizers join with their neighbours into characters."""
+        """The token is one of <0x00> to <0xFF>, which byte-fallback tokenizers join with neighbours into characters."""
         return (
             self._has_byte_fallback
             and _BYTE_FALLBACK.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None

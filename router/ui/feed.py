@@ -40,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Update(Struct, omit_defaults=True):
-    """What has happened since the last message; with `about`, all that is known."""
+    """The news since the last message; with `about`, all that is known."""
 
     time_s: float
     queue: QueueView
@@ -124,8 +124,8 @@ class Feed:
         return True
 
     async def messages(self, drop: Callable[[], object] = lambda: None) -> AsyncGenerator[bytes, None]:
-        """For one viewer: first all that is known, then what is new. Ends when the router does. `drop` closes the
-        viewer's connection."""
+        """Yields messages to one viewer: first all that is known, then what is new. Ends when the router does. `drop`
+        closes the viewer's connection."""
         viewer = _Viewer(drop, self._number - KEPT, time.monotonic())
         self._viewers.append(viewer)
         try:
@@ -208,7 +208,7 @@ class Feed:
         return self._whole
 
     def _transfers(self) -> list[Transfer]:
-        """What was handed over since the last call, by pair of workers, the most bytes first."""
+        """Transfers since the last call, by pair of workers, the most bytes first."""
         number: Counter[tuple[str, str, str]] = Counter()
         num_bytes: Counter[tuple[str, str, str]] = Counter()
         for decode_worker, handoff in self._metrics.recent.take_handoffs():

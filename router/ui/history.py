@@ -1,4 +1,4 @@
-"""What the page's curves are drawn from: one point per second, over the last minutes."""
+"""Points of the page's curves: one per second, over the last minutes."""
 
 from collections import deque
 from typing import Final

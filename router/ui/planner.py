@@ -1,4 +1,4 @@
-"""What the planner wants and why, asked over NATS while somebody watches."""
+"""Asks the planner over NATS what it wants and why, while somebody watches."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable

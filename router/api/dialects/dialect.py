@@ -1,4 +1,5 @@
-"""What the protocols for text over HTTP say differently. All of them ask for the same request."""
+"""A dialect is one way to ask for text over HTTP. Each reads its own bodies and writes its own answers; the request in
+between is the same."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -20,8 +21,8 @@ class Asked(Struct, frozen=True):
 
 
 class PromptAnswer(Protocol):
-    """What an answer shows of its prompts. One of the two goes before each piece; others may run between their
-    results."""
+    """The part of an answer that shows its prompts. One of the two methods is called before each piece; other tasks may
+    run between its results."""
 
     def prompt_chunks(self, piece: Piece) -> Iterable[Struct]:
         """The events of a prompt, at the first piece of its choice."""
@@ -38,7 +39,7 @@ class Answer(Protocol):
 
     @property
     def of_prompts(self) -> PromptAnswer | None:
-        """None: the request does not want its prompts shown."""
+        """The part that shows the prompts; None: the request does not want them shown."""
         ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:
@@ -69,7 +70,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
-        """All that can be said without the model, on any thread. Raises InvalidRequestError."""
+        """Reads a body and checks all that needs no model, on any thread. Raises InvalidRequestError."""
         ...
 
     def answer(

@@ -37,7 +37,7 @@ FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that
 Items = AsyncGenerator[Piece | Finished, None]
 
 _Read = tuple[Asked, Options, Sequence[Prompt], int]
-"""The last one: what a long body's prompts take in memory, in bytes."""
+"""(what is asked, options, prompts, bytes of memory that the prompts of a long body take)"""
 
 log = structlog.get_logger()
 

@@ -38,7 +38,7 @@ def plain_text(where: str, content: str | Sequence[TextPiece], types: Container[
 
 
 def with_refusals(role: str, content: str | Sequence[Refusable]) -> str | Sequence[Refusable]:
-    """What an assistant has refused is a text of its history."""
+    """The content, where an assistant's refusals have become texts."""
     if role != "assistant" or isinstance(content, str):
         return content
     said: Sequence[Any] = content

@@ -1,4 +1,4 @@
-"""How many tokens the prompt of a chat would have, in whatever dialect."""
+"""Counts the tokens that a chat's prompt would have, in whatever dialect."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What every call for text needs, whichever service it asks: who calls, and how long the server waits for it to end."""
+"""Calls for text, whichever gRPC service they ask: who calls, how each ends, and how long the server waits for that."""
 
 import asyncio
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Calls:
 
     @contextmanager
     def outcome(self) -> Iterator[Outcome]:
-        """Around the work of a request: what the work raises becomes the outcome's status, and is counted."""
+        """Wraps the work of a request: the outcome gets the status of what the work raises, and is counted."""
         outcome = Outcome(*make_request_id(None))
         try:
             yield outcome

@@ -100,6 +100,6 @@ def _sockets_at(port: int) -> Iterator[tuple[Peer, socket.socket]]:
 
 
 def _peer_of(shown: str) -> Peer:
-    """Of `ipv4:127.0.0.1:80` or `ipv6:%5B::1%5D:80`."""
+    """Reads `ipv4:127.0.0.1:80` or `ipv6:%5B::1%5D:80`."""
     host, _, port = unquote(shown).partition(":")[2].rpartition(":")
     return host.strip("[]").removeprefix("::ffff:"), int(port) if port.isdecimal() else 0

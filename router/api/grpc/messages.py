@@ -77,7 +77,7 @@ def _chat(chat: pb.ChatMessages) -> Chat:
 
 
 def _tool_choice(chat: pb.ChatMessages) -> Any:
-    """As OpenAI's API has it. Raises InvalidRequestError."""
+    """The choice in the form of OpenAI's API. Raises InvalidRequestError."""
     if (choice := TOOL_CHOICES.get(chat.tool_choice)) is None:
         raise InvalidRequestError("chat.tool_choice", f"is {chat.tool_choice}, which is none of ToolChoice")
     if not chat.allowed_tools:
@@ -92,7 +92,7 @@ def _tool_choice(chat: pb.ChatMessages) -> Any:
 
 
 def _tools(chat: pb.ChatMessages) -> Raw:
-    """As OpenAI's API has them."""
+    """The tools in the form of OpenAI's API."""
     told = []
     for i, tool in enumerate(chat.tools):
         function: dict[str, Any] = {"name": tool.name}
@@ -184,7 +184,7 @@ def _part(event: Event) -> pb.Part:
 
 
 def prompt_messages(piece: Piece, prompt: NDArray[np.uint32], tokenizer: Tokenizer) -> Iterator[pb.PromptLogprobs]:
-    """What the piece says of its prompt, part by part."""
+    """Yields the log-probabilities of the piece's prompt, part by part."""
     first = 0
     for rows in rows_in_parts(prompt, piece.prompt_logprobs) if piece.prompt_logprobs is not None else ():
         known = [(row.token_id, TokenLogprobs(row.logprob, row.top)) for row in rows if row.logprob is not None]

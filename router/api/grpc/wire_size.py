@@ -1,4 +1,4 @@
-"""How many fields a protobuf message has, found on the wire before anything is decoded.
+"""Counts the fields of a protobuf message on the wire, before anything is decoded.
 
 Because decoding does not let other threads run and its time depends on the number of fields, a long message is counted
 first, field by field. Encoding: https://protobuf.dev/programming-guides/encoding/
@@ -17,8 +17,8 @@ FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 
 def num_fields(data: bytes, kind: Descriptor, limit: int) -> int:
-    """With those of the messages inside; PACKED_PER_FIELD packed numbers count as one. Ends early above `limit`, and at
-    what is no message."""
+    """Counts the fields of the message and of those inside; PACKED_PER_FIELD packed numbers count as one. Ends early
+    above `limit`, and at what is no message."""
     at, end, inside = 0, len(data), _inside(kind)
     around: list[tuple[int, dict[int, Descriptor | None]]] = []  # the messages that this one lies in, the nearest last
     counted = 0

@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         self._set_clock()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps our side open for the answers to whole requests, which TLS does not allow."""
+        """Returns True to keep our side open for the answers to whole requests, which TLS does not allow."""
         if self.scheme == "https" or self._awaits in (HEAD, BODY) or not self._answering():
             self.transport.close()  # after what waits for this turn's end
             return False
@@ -128,7 +128,7 @@ class Connection(HttpToolsProtocol):
         return (2, self._since_s) if time.monotonic() > due_s else None
 
     def drop(self) -> bool:
-        """False: it has no transport yet."""
+        """Closes the connection at once. False: it has no transport yet."""
         if self.transport is None:
             return False
         self.transport.abort()

@@ -17,7 +17,7 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 
 def encode_in_slices(answer: Struct) -> bytes:
-    """What encode_json gives. Other threads run between two slices of a long list or text."""
+    """Encodes as encode_json does. Other threads run between two slices of a long list or text."""
     return encode_json({name: _in_slices(value) for name, value in msgspec.structs.asdict(answer).items()})
 
 

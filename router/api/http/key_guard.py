@@ -1,4 +1,4 @@
-"""Who may ask over HTTP: callers that show a key."""
+"""Lets callers over HTTP in by the key that they show."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def guarded(
 
 
 def _shown_key(scope: Scope) -> bytes | None:
-    """Of `authorization: Bearer KEY`, or of `x-api-key: KEY`, which Anthropic's clients send."""
+    """The value of `authorization: Bearer KEY`, or of `x-api-key: KEY`, which Anthropic's clients send."""
     shown = dict(scope["headers"])
     key = shown.get(b"x-api-key")
     return shown.get(b"authorization", None if key is None else b"Bearer " + key)

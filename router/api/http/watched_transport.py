@@ -32,7 +32,7 @@ class WatchedTransport:
         self._transport.close()
 
     def watch_reader(self) -> None:
-        """Until nothing waits for the client."""
+        """Begins to watch the client, until no bytes wait for it."""
         waiting = self._transport.get_write_buffer_size()
         if self._watch is None and waiting:
             self._taken, self._taken_s = self._written - waiting, time.monotonic()

@@ -1,5 +1,5 @@
-"""What web pages may ask. A browser sends the requests of any page to a service on its machine, under any name that the
-page's owner points at it, and sends a text with POST without asking first."""
+"""Refuses what foreign web pages ask. A browser sends the requests of any page to a service on its machine, under any
+name that the page's owner points at it, and sends a text with POST without asking first."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit

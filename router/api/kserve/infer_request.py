@@ -1,4 +1,5 @@
-"""What a request of the Open Inference Protocol says: tensors and parameters of these names, whoever writes them."""
+"""Reads a request of the Open Inference Protocol: tensors and parameters, by the names that several servers gave
+them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -144,7 +145,7 @@ def _stop_strings(value: Any) -> list[str]:
 
 
 def _sampling(name: str, value: Any) -> Any:
-    """As PARAMETERS has it."""
+    """The value as the type that PARAMETERS names."""
     if name in ("stop_token_ids", "logit_bias"):
         plain: Any = value.tolist() if hasattr(value, "tolist") else value
     else:

@@ -91,8 +91,8 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(  # noqa: N802
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
-        """When the server has no room for further messages, the requests that it has read are answered, and the stream
-        ends with the reason."""
+        """Answers every request that it has read. If the server has no room for further messages, the stream then ends
+        with the reason."""
         refused: BatonError | None = None
         places, writing = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Lock()
         with self._calls.running():

@@ -43,7 +43,8 @@ Values = Sequence[Any] | np.ndarray
 
 
 def read_inputs(request: pb.ModelInferRequest, max_numbers: int) -> dict[str, Values]:
-    """By name. `max_numbers`: of a tensor. Raises InvalidRequestError."""
+    """Returns the values of each input by its name. `max_numbers`: the most in one tensor. Raises
+    InvalidRequestError."""
     inputs, raw = request.inputs, request.raw_input_contents
     if len(inputs) > MAX_INPUTS:
         raise InvalidRequestError("inputs", f"has {len(inputs)} tensors; at most {MAX_INPUTS} are allowed")
@@ -121,7 +122,7 @@ def _text(name: str, element: bytes) -> str:
 
 
 def add_output(response: pb.ModelInferResponse, name: str, datatype: str, values: Sequence[Any]) -> None:
-    """As raw contents, of one dimension."""
+    """Adds the values as raw contents of one dimension."""
     if datatype == BYTES:
         encoded = [text.encode() for text in values]
         raw = b"".join(len(element).to_bytes(LENGTH_BYTES, "little") + element for element in encoded)

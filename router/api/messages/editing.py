@@ -1,5 +1,5 @@
-"""What callers of Anthropic's API allow a service to leave out of a long conversation. We leave nothing out, so that
-what is cached stays what is asked."""
+"""Edits that callers of Anthropic's API allow in a long conversation. We leave nothing out, because otherwise the
+prompt would no longer be the cached one."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from router.api.wishes.names import Name
 from runtime.errors import InvalidRequestError, shown
 
 CLEARING = ("clear_tool_uses_", "clear_thinking_")
-"""Begin the types of edits that may be left undone."""
+"""Beginnings of the types of edits that we may leave undone."""
 
 
 class Edit(Struct, frozen=True, kw_only=True):
-    """What it says beside its type, when and how much, has no effect."""
+    """One allowed edit. Its other fields, when and how much, have no effect."""
 
     type: Name
 

@@ -1,4 +1,4 @@
-"""What POST /v1/messages takes."""
+"""The body of POST /v1/messages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,7 +47,7 @@ class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: Format | None = None
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """With the name of its field. Raises InvalidRequestError."""
+        """The grammar and the name of its field. Raises InvalidRequestError."""
         if self.format is None:
             return None
         if self.format.type != "json_schema":

@@ -1,4 +1,4 @@
-"""What the answers of both OpenAI endpoints have in common."""
+"""The dialect of both OpenAI endpoints, and what their answers share."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Heading(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """What an answer is to tell."""
+    """The parts that an answer has to tell."""
 
     num_choices: int
     logprobs: bool = False
@@ -64,7 +64,7 @@ class Wanted(Struct, frozen=True):
 
 
 class RunningUsage:
-    """What the chunks of a stream but the last say of usage: nothing, null, or how far their choice has come."""
+    """The usage in each chunk of a stream but the last: none, null, or how far the choice has come."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -86,7 +86,7 @@ Make = Callable[[Heading, Tokenizer, Wanted], Answer]
 
 
 class _Form(Struct, frozen=True):
-    """What the answer says of the request."""
+    """The facts of a request that its answer needs."""
 
     include_usage: bool
     running_usage: bool
@@ -128,7 +128,7 @@ class OpenAIDialect:
         return self._answer(heading, self._frontend.tokenizer, wanted)
 
     def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
-        """One per choice."""
+        """The prompts to show, one per choice."""
         return [
             ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish)
             for request, text in zip(requests, form.texts, strict=True)

@@ -38,7 +38,7 @@ class Function(Struct):
 
 
 class Call(Struct):
-    """Of a message; of a delta, a piece of one, whose first names id, type and function."""
+    """A call of a message, or a piece of one in a delta. The first piece names id, type and function."""
 
     function: Function
     index: int | UnsetType = UNSET
@@ -126,7 +126,7 @@ class ChatAnswer:
         return self if self._wanted.shown else None
 
     def prompt_chunks(self, piece: Piece) -> Iterator[Struct]:
-        """None: the body refuses what would be shown."""
+        """Always empty: the body refuses prompt_logprobs with a stream."""
         return iter(())
 
     def add_prompt(self, piece: Piece) -> Iterator[None]:
@@ -210,7 +210,7 @@ class ChatAnswer:
 
 
 def token_logprobs(tokenizer: Tokenizer, piece: Piece) -> list[TokenLogprob]:
-    """One per token, when the request asks for them."""
+    """Returns one per token, if the request asks for them."""
 
     def spelled(token_id: int, logprob: float) -> TopLogprob:
         token = tokenizer.token_bytes(token_id)

@@ -159,7 +159,7 @@ class _Prompt:
     begun: bool = False
 
     def begin(self) -> bool:
-        """Whether it was not shown before."""
+        """Marks the prompt as shown. Returns whether it was not shown before."""
         begun, self.begun = self.begun, True
         return not begun
 

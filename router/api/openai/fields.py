@@ -54,8 +54,8 @@ NOT_SERVED_IN_MESSAGES = ("function_call", "refusal", "audio")
 if TYPE_CHECKING:
 
     class NamedFields(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-        """As msgspec defines it below: one field for each sampling parameter and for each name above. A field that is
-        absent or null is None."""
+        """msgspec defines this class below, with one field for each sampling parameter and each name above. An absent
+        field is None."""
 
         max_tokens: int | None = None
         logprobs: Any = None

@@ -34,7 +34,7 @@ def by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], token_id: in
 
 
 class PromptWish(Struct, frozen=True):
-    """What a body says of its prompts."""
+    """What a body wants its answer to show of the prompts."""
 
     echo: bool = False  # the text of the prompt comes before that of the answer
     logprobs: int | None = None  # alternatives per token of an echo
@@ -56,7 +56,7 @@ class Logprobs(Struct):
 
 
 class Detail(Struct, frozen=True):
-    """As vLLM writes it."""
+    """One alternative in vLLM's prompt_logprobs."""
 
     logprob: float
     rank: int
@@ -142,5 +142,5 @@ class JsonLists:
             parts.append(encode_json(values)[1:-1])
 
     def whole(self, name: str) -> Any:
-        """To stand where such a list stands in an answer."""
+        """The whole list, to be put into an answer."""
         return Raw(b"[%b]" % b",".join(self._parts.get(name, ())))

@@ -1,4 +1,4 @@
-"""What OpenAI's HTTP API takes, and how it becomes what validation checks.
+"""Bodies of OpenAI's HTTP API, and what validation checks of them.
 
 The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions as vLLM names them. The classes whose
 names begin with `Open` are for `router.unknown_fields: ignore`.
@@ -26,7 +26,7 @@ MAX_PROMPTS = 64
 
 
 class GenerationBody(NamedFields, frozen=True, kw_only=True):
-    """What both endpoints share."""
+    """The fields that both endpoints share."""
 
     inner: ClassVar[Mapping[str, type[Struct]]] = {
         "messages": ChatMessage,
@@ -54,7 +54,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
 
     @property
     def running_usage(self) -> bool:
-        """Of each choice, in every chunk of a stream."""
+        """Every chunk of a stream tells the usage of its choice so far."""
         options = self.stream_options
         return options is not None and self.include_usage and bool(options.continuous_usage_stats)
 
@@ -63,7 +63,7 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def wish(self) -> PromptWish:
-        """What the answer shows of its prompts. Raises InvalidRequestError."""
+        """Tells what the answer shows of its prompts. Raises InvalidRequestError."""
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs", f"cannot be streamed; {self.unstreamed}")
         return NO_WISH if self.prompt_logprobs is None else PromptWish(details=self.prompt_logprobs)

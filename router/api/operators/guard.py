@@ -1,4 +1,4 @@
-"""Who may call what operators call over HTTP."""
+"""Lets operators in over HTTP by the key that they show."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -28,7 +28,8 @@ class OperatorsGuard:
         self._logins = logins or FailedLogins()
 
     async def refusal(self, http: Request) -> Response | None:
-        """None: the caller may go on. What changes something is logged with the caller's key."""
+        """The refusal of a caller without an operator's key; None: the caller may go on. Requests that change something
+        are logged with the name of the key."""
         shown = http.headers.get("authorization")
         caller = self._keys.caller((shown or "").encode("latin-1"))
         if caller is not None:
@@ -39,7 +40,7 @@ class OperatorsGuard:
         return await unauthorized(http.scope, shown is not None, OPERATOR_KEY, self._logins)
 
     def guarded(self, answer: Endpoint) -> Endpoint:
-        """The same endpoint behind the key. A BatonError of it becomes an answer."""
+        """Puts the endpoint behind the key. A BatonError of it becomes an answer."""
 
         async def endpoint(http: Request) -> Response:
             if (refusal := await self.refusal(http)) is not None:

@@ -52,7 +52,7 @@ class SleepEndpoints:
         return _answer(await self._each(http, wake))
 
     async def _is_sleeping(self, http: Request) -> Response:
-        """True while any of the workers that answer sleeps, in part too."""
+        """Answers `is_sleeping: true` while any worker that answers sleeps, even in part."""
 
         async def state(worker: str) -> Row:
             return {"worker_id": worker, "state": await self._control.state(worker)}

@@ -1,1 +1,1 @@
-"""What the HTTP API answers besides text: tokens of a prompt, text of tokens, a description of itself."""
+"""Pages of the HTTP API besides text: the model and its health, tokens of a prompt, text of tokens, OpenAPI."""

@@ -38,7 +38,7 @@ OFF = "is not supported: router.response_store_bytes is 0, so that nothing is ke
 
 
 class _Form(Struct, frozen=True):
-    """What the answer says of the request."""
+    """The facts of a request that its answer needs."""
 
     about: dict[str, Any]  # fields of the response
     called_as: Mapping[str, CalledAs]
@@ -78,7 +78,7 @@ class ResponsesDialect:
     def _chat(
         self, body: ResponsesBody, tenant: str, tools: ClientTools
     ) -> tuple[Chat, Conversation, Sequence[Warned]]:
-        """With the conversation so far, without the instructions, and what of the input is left out."""
+        """Returns (chat, conversation so far without the instructions, warnings of what the chat leaves out)."""
         turns = body.turns()
         asked = Conversation(turns.messages, turns.argument_chars, held_bytes(turns.messages))
         if body.previous_response_id is not None:

@@ -1,4 +1,4 @@
-"""What POST /v1/responses takes."""
+"""The body of POST /v1/responses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -34,7 +34,7 @@ class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None  # a schema holds either way
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """With the name of its field. Raises InvalidRequestError."""
+        """The grammar and the name of its field. Raises InvalidRequestError."""
         match self.type:
             case "text":
                 return None

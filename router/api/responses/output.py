@@ -62,7 +62,7 @@ class Incomplete(Struct, frozen=True):
 
 
 class Response(Struct, kw_only=True):
-    """What was asked, and what came of it so far."""
+    """The request repeated, and the answer so far."""
 
     id: str
     object: str = "response"

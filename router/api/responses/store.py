@@ -86,7 +86,7 @@ class ResponseStore:
                 self._drop(response_id)
 
     def delete(self, response_id: str, tenant: str) -> bool:
-        """False: there is none."""
+        """Forgets a response. False: the tenant has none of this id."""
         with self._lock:
             stored = self._by_id.get(response_id)
             found = stored is not None and stored.tenant == tenant and bool(stored.body)

@@ -32,7 +32,7 @@ _SCHEMA: Mapping[str, Any] = {
 
 
 class Warned(Struct, frozen=True):
-    """What of a request has no part in its response."""
+    """A warning of something in a request that has no part in its response."""
 
     param: str
     message: str
@@ -40,7 +40,7 @@ class Warned(Struct, frozen=True):
 
 
 class CalledAs(Struct, frozen=True):
-    """How the items of a conversation name a tool."""
+    """A tool as the items of a conversation name it."""
 
     name: str
     kind: Literal["function", "custom"] = "function"
@@ -52,7 +52,7 @@ class CalledAs(Struct, frozen=True):
         return self.name if self.namespace is None else f"{self.namespace}.{self.name}"
 
     def told(self) -> dict[str, str]:
-        """As a choice writes it."""
+        """The tool as a choice writes it."""
         told = {"type": self.kind, "name": self.name}
         return told if self.namespace is None else told | {"namespace": self.namespace}
 
@@ -63,7 +63,7 @@ class ClientTools(Struct, frozen=True):
     warnings: Sequence[Warned]
 
     def told_choice(self) -> Any:
-        """What a response repeats of the choice: what is served of it."""
+        """The served part of the choice, which a response repeats."""
         if self.use.named is not None:
             return self.called_as[self.use.named].told()
         if self.use.allowed is not None:
@@ -73,7 +73,7 @@ class ClientTools(Struct, frozen=True):
 
 
 class _Given(Struct, frozen=True):
-    """What is read of the tools of a request so far."""
+    """The tools of a request that are read so far."""
 
     tools: list[dict[str, Any]] = []  # as templates know them
     called_as: dict[str, CalledAs] = {}
@@ -175,7 +175,7 @@ def input_of(arguments: str) -> str:
 
 
 def _form(given: Any) -> str | None:
-    """What a model is told of the form that a custom tool's text must have."""
+    """Tells a model which form a custom tool's text must have."""
     match given:
         case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
             return f"The {INPUT} is a text that matches this grammar, in the form {syntax}:\n{definition}"

@@ -133,7 +133,7 @@ class GrpcApi:
 
 
 def _add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
-    """Of both versions, whose messages are the same on the wire; the library has v1alpha alone."""
+    """Adds reflection in both versions, whose messages are the same on the wire; the library has v1alpha alone."""
     reflection.enable_server_reflection(services, server)
     handler = grpc.stream_stream_rpc_method_handler(
         reflection.aio.ReflectionServicer(services).ServerReflectionInfo,

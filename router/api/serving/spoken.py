@@ -46,7 +46,7 @@ def spoken(frontend: Frontend, store: ResponseStore) -> Spoken:
 
 
 def more_routes(dialects: Spoken) -> list[Route]:
-    """What may be asked of the dialects besides text."""
+    """The routes of the dialects that do not ask for text."""
     return [
         Route(f"{path}{behind}", partial(_ask, dialects[path], method), methods=[verb])
         for path, row in SPOKEN.items()

@@ -1,4 +1,4 @@
-"""What a request's prompt takes in memory once it is decoded, which may be thirty times its JSON."""
+"""Measures the memory of a decoded prompt, which may be thirty times its JSON."""
 
 from collections.abc import Mapping
 from sys import getsizeof
@@ -9,7 +9,7 @@ BYTES_PER_ID: int = 40  # an integer, and its place in a list
 
 
 def held_bytes(*values: object) -> int:
-    """Of values as JSON gives them, with all that is inside. What they share counts each time."""
+    """Bytes of values as JSON gives them, with all that is inside. Shared parts count each time."""
     num_bytes, found = 0, list(values)
     while found:
         value = found.pop()

@@ -1,4 +1,4 @@
-"""How many values a JSON text has and how deep they lie in each other, found before it is decoded.
+"""Bounds the number of values in a JSON text, and the depth to which they are nested, before it is decoded.
 
 Decoding lets no other thread run and takes the longer the more values there are; what is nested deeper than the stack
 allows ends what walks through it. numpy lets other threads run meanwhile.
@@ -25,13 +25,13 @@ _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_shape(data: bytes) -> None:
-    """Of a body. Raises InvalidRequestError, naming the field that is nested too deeply."""
+    """Checks a body. Raises InvalidRequestError, naming the field that is nested too deeply."""
     if len(data) > IN_PLACE_BYTES or _may_be_deep(data):
         _check(data, None)
 
 
 def check_depth(where: str, text: str | bytes) -> None:
-    """Of a JSON text in a field. Raises InvalidRequestError."""
+    """Checks a JSON text in a field. Raises InvalidRequestError."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     if _may_be_deep(data):
         _check(data, where)

@@ -9,7 +9,7 @@ from runtime.errors import InvalidRequestError
 MAX_NAME_CHARS: Final = 512
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
-"""Of a body's field; see json_body.py for the refusal."""
+"""A name in a field of a body; json_body.py refuses longer ones."""
 
 
 def check_name(where: str, value: str) -> str:

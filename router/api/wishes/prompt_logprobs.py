@@ -51,7 +51,7 @@ def rows_in_parts(prompt: NDArray[np.uint32], found: PromptLogprobs | None) -> I
 
 
 def num_values(num_prompt_tokens: int, sampling: SamplingParams) -> int:
-    """Of one choice."""
+    """The log-probabilities that one choice asks for."""
     return 0 if sampling.prompt_logprobs is None else num_prompt_tokens * (1 + sampling.prompt_logprobs)
 
 

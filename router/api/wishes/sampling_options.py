@@ -1,4 +1,4 @@
-"""How to sample, as a caller wrote it, and the checks that make it the engine's SamplingParams."""
+"""Sampling options as a caller wrote them, and the checks that make them the engine's SamplingParams."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _dice = random.Random()
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How to sample, as a caller of either API wrote it."""
+    """Sampling options as a caller wrote them."""
 
     given: Mapping[str, Any]  # field of SamplingParams -> its value, where the caller gave one
     names: Mapping[str, str] = {}  # field of SamplingParams -> the caller's name of it, where that is another
@@ -57,8 +57,8 @@ def chosen_defaults(chosen: str, model: Path) -> dict[str, Any]:
 
 
 def model_defaults(folder: Path) -> dict[str, Any]:
-    """How to sample where a request does not say: what vLLM takes from generation_config.json, by field of
-    SamplingParams. `do_sample` is not looked at. Raises ModelError."""
+    """Field of SamplingParams -> its value where a request does not say. These are the fields that vLLM takes from
+    generation_config.json; `do_sample` is not read. Raises ModelError."""
     path = folder / GENERATION_CONFIG
     found = read_object(path) if path.is_file() else {}
     defaults = {}

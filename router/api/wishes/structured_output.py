@@ -1,5 +1,5 @@
-"""What an answer must look like, as HTTP requests say it: OpenAI's `response_format`, vLLM's `structured_outputs`, and
-the `guided_...` fields that vLLM had before."""
+"""The form that an answer must have, in every spelling of HTTP: OpenAI's `response_format`, vLLM's
+`structured_outputs`, and the `guided_...` fields that vLLM had before."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -113,7 +113,7 @@ MEMBERS: Mapping[str, Read] = {
     "json_object": _flag,
     "structural_tag": partial(json_grammar, "structural_tag"),
 }
-"""Of `structured_outputs`."""
+"""Members of `structured_outputs`."""
 FIELDS: Mapping[str, Read] = {
     "response_format": _response_format,
     "guided_json": schema_grammar,
@@ -121,5 +121,5 @@ FIELDS: Mapping[str, Read] = {
     "guided_choice": _choice,
     "guided_grammar": _ebnf,
 }
-"""Of a request, beside `structured_outputs`."""
+"""Fields of a request beside `structured_outputs`."""
 STRUCTURED = (*FIELDS, "structured_outputs")

@@ -1,4 +1,4 @@
-"""What a request tells the chat template beside its messages."""
+"""Variables of a request for the chat template, beside its messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ MAX_VARIABLE_BYTES = 64 * 1024  # as JSON
 
 
 def thinking_variables(effort: str | None) -> Mapping[str, Any]:
-    """What chat templates read of a `reasoning_effort`."""
+    """The variables by which chat templates read a `reasoning_effort`."""
     if effort is None:
         return {}
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}

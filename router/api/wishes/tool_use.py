@@ -46,7 +46,7 @@ class ToolUse(Struct, frozen=True):
         return () if self.choice == "none" else self.tools
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Of the tools that may be called."""
+        """Name of each tool that may be called -> the schema of its arguments."""
         functions = [tool["function"] for tool in self.tools]
         told = {each["name"]: each.get("parameters") or NO_PARAMETERS for each in functions}
         return {name: schema for name, schema in told.items() if self.allowed is None or name in self.allowed}

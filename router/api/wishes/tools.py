@@ -31,7 +31,7 @@ class ToolCall(Struct, frozen=True):
     type: Name = "function"
 
     def plain(self, where: str) -> Mapping[str, Any]:
-        """As templates know it: with the arguments as an object. Raises InvalidRequestError."""
+        """The call as templates know it, with the arguments as an object. Raises InvalidRequestError."""
         arguments = read_arguments(f"{where}.function.arguments", self.function.arguments)
         return plain_call(self.id, self.function.name, arguments)
 
@@ -74,7 +74,7 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str =
 
 
 def read_tools(tools: Raw) -> list[dict[str, Any]]:
-    """Of every protocol. Raises InvalidRequestError."""
+    """Decodes the `tools` of any dialect. Raises InvalidRequestError."""
     if (size := memoryview(tools).nbytes) > MAX_TOOLS_BYTES:
         raise InvalidRequestError("tools", f"has {size} bytes; at most {MAX_TOOLS_BYTES} are allowed")
     try:

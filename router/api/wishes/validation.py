@@ -62,7 +62,7 @@ class Chat(Struct, frozen=True):
         return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
 
     def steps(self) -> int:
-        """Of the template, at most, if it looks at everything once."""
+        """Upper bound of the template's steps, if it looks at everything once."""
         return len(self.messages) + self.variable_bytes
 
 
@@ -287,8 +287,8 @@ def _check_token_ids(prompt: Sequence[int], name: str, vocab_size: int) -> Token
 def _check_length(
     name: str, num_prompt_tokens: int, options: Options, limits: Limits, defaults: Mapping[str, Any]
 ) -> int:
-    """How many tokens may be generated: the caller's number, else the model's default as far as it fits, or all that
-    fit."""
+    """Returns how many tokens may be generated: the caller's number, else the model's default as far as it fits, else
+    all that fit."""
     _check_fits(name, num_prompt_tokens, limits)
     room = _longest(limits) - num_prompt_tokens
     max_tokens: int = options.given.get("max_tokens", min(room, defaults.get("max_tokens", room)))

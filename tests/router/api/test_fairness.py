@@ -159,6 +159,7 @@ def asking(text: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+@pytest.mark.slow
 async def test_a_flood_of_one_tenant_refuses_no_ordinary_request_of_another(service: Service) -> None:
     flood = [service.post("flooding", path, body) for _ in range(8) for path, body in asking(FLOOD)]
     tasks: Sequence[asyncio.Task[Any]] = [asyncio.create_task(each) for each in flood]

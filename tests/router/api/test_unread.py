@@ -55,6 +55,7 @@ async def paused(router: Router, decode: ScriptedWorker) -> None:
     assert router.ledger.view(worker.key) == LoadView(0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_over_http(tokenizer: Tokenizer) -> None:
     decode = ScriptedWorker("d0", script=with_logprobs)
     async with routing(tokenizer, decode) as router:
@@ -79,6 +80,7 @@ async def test_over_http(tokenizer: Tokenizer) -> None:
     assert text == text_of(tokenizer, greedy(tokens_of(decode.submits[0]), NUM_TOKENS))
 
 
+@pytest.mark.slow
 async def test_over_grpc(tokenizer: Tokenizer) -> None:
     decode = ScriptedWorker("d0", script=with_logprobs)
     async with routing(tokenizer, decode) as router:

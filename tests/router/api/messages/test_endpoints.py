@@ -1,10 +1,8 @@
 """The Messages API as Anthropic's client sees it, over the real router code and answers that are given."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import httpx
 import pytest
 
 from router.api.http.server import HttpServer
-from runtime.errors import OverloadedError, UnavailableError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.api.conversations import (
@@ -328,27 +325,6 @@ async def test_bad_requests_are_refused_by_name_in_anthropics_form(http: httpx.A
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_unknown_fields_are_ignored_where_the_router_says_so(generator: ScriptedGenerator, folder: Path) -> None:
-    frontend = replace(talking_frontend(generator, folder), unknown_fields="ignore")
-    body = ASKED | {"x": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}], "x": 1}]}
-    async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
-        assert (await http.post(f"http://127.0.0.1:{server.port}/v1/messages", json=body)).status_code == 200
-
-
-async def test_errors_have_a_status_before_the_first_event_and_an_event_after_it(
-    client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
-) -> None:
-    generator.error = OverloadedError("queue", 1, 2.0)
-    with pytest.raises(anthropic.RateLimitError):
-        await client.messages.create(**ASKED, stream=True)
-    generator.error, generator.error_at = UnavailableError("all workers are gone"), 5
-    with pytest.raises(anthropic.InternalServerError):
-        await client.messages.create(**ASKED)
-    stream = await client.messages.create(**ASKED, stream=True)
-    with pytest.raises(anthropic.APIStatusError, match="all workers are gone"):
-        [event async for event in stream]
-
-
 async def test_a_key_is_shown_in_either_header(generator: ScriptedGenerator, folder: Path) -> None:
     async with serving(talking_frontend(generator, folder), keys=BearerKeys.plain([Secret(KEY)])) as server:
         async with client_of(server, KEY) as client:
@@ -362,16 +338,6 @@ async def test_a_key_is_shown_in_either_header(generator: ScriptedGenerator, fol
                 for path, body in (("/messages", ASKED), ("/messages/count_tokens", {"messages": USER})):
                     refused = await http.post(path, json=body, headers=wrong)
                     assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
-
-
-async def test_a_client_that_leaves_ends_the_work(
-    client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
-) -> None:
-    generator.stuck_at = 4
-    async with client.messages.stream(**ASKED) as stream:
-        await anext(aiter(stream))
-    async with asyncio.timeout(60):
-        await generator.cancelled.wait()
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/messages"), ("POST", "/v1/messages/batches")])

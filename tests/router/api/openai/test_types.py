@@ -9,7 +9,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from router.api.dialects.json_body import decode_body
 from router.api.openai.shown_prompt import PromptWish
-from router.api.openai.types import ChatBody, CompletionBody, GenerationBody, OpenChatBody, OpenCompletionBody
+from router.api.openai.types import ChatBody, CompletionBody, GenerationBody
 from router.api.responses.fields import ResponsesBody
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import IN_PLACE_BYTES, MAX_VALUES, Chat, Prompt
@@ -86,17 +86,6 @@ def test_fields_that_change_nothing_are_taken() -> None:
         ChatBody,
     )
     read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
-
-
-def test_unknown_fields_are_ignored_everywhere_where_the_configuration_says_so() -> None:
-    part = {"type": "text", "text": "Hi", "x": 1}
-    chat = {"messages": [{"role": "user", "content": [part], "x": 1}], "stream_options": {"x": 1}, "x": 1}
-    chat["stream"] = True
-    body, _, (prompt,) = read_body(json.dumps(chat).encode(), OpenChatBody)
-    assert prompt == decode_body(json.dumps({"messages": [USER]}).encode(), ChatBody).prompts()[0]
-    assert not body.include_usage
-    read_body(b'{"prompt": "a", "x": 1, "stream": true, "stream_options": {"x": 1}}', OpenCompletionBody)
-    assert refused(OpenCompletionBody, {"prompt": "a", "suffix": "b"}).field == "suffix"
 
 
 def test_options_of_a_stream_are_refused_without_one() -> None:

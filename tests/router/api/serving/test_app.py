@@ -11,7 +11,6 @@ import pytest
 from router.api.http.server import HttpServer, serve_http
 from router.api.serving.app import create_app
 from router.views.scrape_targets import Target
-from runtime.errors import OverloadedError, UnavailableError
 from tests.router.http_client import CHAT, COMPLETION, USER, events
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -200,50 +199,15 @@ async def test_models_are_listed_and_retrieved(client: openai.AsyncOpenAI) -> No
         await client.models.retrieve("other")
 
 
-async def test_all_sampling_options_arrive(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
-    await client.chat.completions.create(
-        model=MODEL,
-        messages=USER,
-        temperature=0.5,
-        top_p=0.25,
-        presence_penalty=1,
-        frequency_penalty=-1,
-        seed=7,
-        max_completion_tokens=9,
-        stop=["x", "y"],
-        logit_bias={"5": 2},
-        extra_body={
-            "top_k": 4,
-            "min_p": 0.125,
-            "repetition_penalty": 1.5,
-            "min_tokens": 3,
-            "ignore_eos": True,
-            "stop_token_ids": [9],
-            "priority": -2,
-        },
-    )
-    (request,) = generator.requests
-    (sampling,) = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 4, 0.125)
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.5)
-    assert (sampling.seed, sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (7, 9, 3, True)
-    assert (sampling.stop_token_ids, sampling.logit_bias, sampling.logprobs) == ((9,), {5: 2.0}, None)
-    assert (request.stop, request.priority) == (("x", "y"), -2)
-
-
-async def test_errors_reach_the_official_client_as_its_own(
+async def test_options_that_are_no_sampling_parameters_arrive(
     client: openai.AsyncOpenAI, generator: ScriptedGenerator
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"temperature: is 3\.0, must be"):
-        await client.chat.completions.create(model=MODEL, messages=USER, temperature=3)
-    generator.error = OverloadedError("queue", 8, 0.2)
-    with pytest.raises(openai.RateLimitError):
-        await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
-    generator.error, generator.error_at = UnavailableError("no decode worker is alive"), 3
-    stream: Any = await client.chat.completions.create(model=MODEL, messages=USER, stream=True)
-    with pytest.raises(openai.APIError, match="no decode worker is alive"):
-        async for _ in stream:
-            pass
+    more = {"priority": -2}
+    asked: Any = {"max_completion_tokens": 9, "stop": ["x", "y"], "n": 2}
+    await client.chat.completions.create(model=MODEL, messages=USER, **asked, extra_body=more)
+    (request,) = generator.requests
+    assert [sampling.max_tokens for sampling in request.sampling] == [9, 9]
+    assert (request.stop, request.priority) == (("x", "y"), -2)
 
 
 async def test_chat_events_are_exactly_openais(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:

@@ -101,42 +101,17 @@ async def test_text_chat_and_tokens_are_three_ways_to_ask(
     assert tokens == [7, 8, 9]
 
 
-async def test_all_sampling_options_arrive(stub: pb_grpc.InferenceStub, generator: ScriptedGenerator) -> None:
-    sampling = pb.SamplingOptions(
-        temperature=0.7,
-        top_p=0.9,
-        top_k=4,
-        min_p=0.1,
-        presence_penalty=1.1,
-        frequency_penalty=-1.1,
-        repetition_penalty=1.2,
-        seed=2**63 - 1,
-        max_tokens=9,
-        min_tokens=2,
-        stop=["x"],
-        stop_token_ids=[9],
-        ignore_eos=True,
-        logprobs=2,
-        logit_bias={5: -0.3},
-        n=2,
-    )
-    await generate(stub, text="Hi", sampling=sampling, priority=-3, model=MODEL)
-    (request,) = generator.requests
-    first, second = request.sampling
-    assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.7, 0.9, 4, 0.1)
-    assert (first.presence_penalty, first.frequency_penalty, first.repetition_penalty) == (1.1, -1.1, 1.2)
-    assert (first.seed, second.seed) == (2**63 - 1, 0)
-    assert (first.max_tokens, first.min_tokens, first.ignore_eos, first.logprobs) == (9, 2, True, 2)
-    assert (first.stop_token_ids, first.logit_bias) == ((9,), {5: -0.3})
-    assert (request.stop, request.priority) == (("x",), -3)
-
-
-async def test_zero_is_a_value_and_absent_is_the_default(
+async def test_options_arrive_as_they_are_written_and_zero_is_a_value(
     stub: pb_grpc.InferenceStub, generator: ScriptedGenerator
 ) -> None:
+    sampling = pb.SamplingOptions(temperature=0.7, logit_bias={5: -0.3}, seed=2**63 - 1, stop=["x"], n=2)
+    await generate(stub, text="Hi", sampling=sampling, priority=-3, model=MODEL)
     await generate(stub, text="Hi", sampling=pb.SamplingOptions(temperature=0.0, seed=0, logprobs=0))
     await generate(stub, text="Hi")
-    zero, absent = (request.sampling[0] for request in generator.requests)
+    written, zero, absent = (request.sampling[0] for request in generator.requests)
+    assert (written.temperature, written.logit_bias) == (0.7, {5: -0.3})
+    assert [choice.seed for choice in generator.requests[0].sampling] == [2**63 - 1, 0]
+    assert (generator.requests[0].stop, generator.requests[0].priority) == (("x",), -3)
     assert (zero.temperature, zero.seed, zero.logprobs) == (0.0, 0, 0)
     assert (absent.temperature, absent.logprobs) == (1.0, None)
 
@@ -177,11 +152,7 @@ async def test_choices_have_their_index(stub: pb_grpc.InferenceStub) -> None:
             "INVALID_ARGUMENT",
             "temperature: is nan",
         ),
-        ({"text": "a", "sampling": pb.SamplingOptions(top_p=math.inf)}, "INVALID_ARGUMENT", "top_p: is inf"),
-        ({"text": "a", "sampling": pb.SamplingOptions(top_k=2**32 - 1)}, "INVALID_ARGUMENT", "top_k: is 4294967295"),
-        ({"text": "a", "sampling": pb.SamplingOptions(seed=2**64 - 1)}, "INVALID_ARGUMENT", "seed: is"),
         ({"text": "a", "sampling": pb.SamplingOptions(n=17)}, "INVALID_ARGUMENT", "n: is 17"),
-        ({"text": "a", "sampling": pb.SamplingOptions(logit_bias={9999: 1})}, "INVALID_ARGUMENT", "logit_bias"),
     ],
 )
 async def test_bad_input_names_field_and_limit(
@@ -231,6 +202,7 @@ async def test_calls_at_once_on_one_connection_are_bounded(api: GrpcApi) -> None
     assert struct.pack(">HI", MAX_CONCURRENT_STREAMS, MAX_STREAMS) in settings
 
 
+@pytest.mark.slow
 async def test_thousands_of_calls_at_once_are_all_answered(api: GrpcApi) -> None:
     """More than the server takes from gRPC meanwhile: gRPC itself would end many of them with CANCELLED."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
@@ -272,24 +244,18 @@ async def test_failures_have_their_status_and_no_stack_trace(
     assert trailing.get("retry-after-ms") == ("1250" if code == "RESOURCE_EXHAUSTED" else None)
 
 
-async def test_a_cancelled_call_cancels_its_request_at_once(
-    stub: pb_grpc.InferenceStub, generator: ScriptedGenerator
+@pytest.mark.parametrize("by", ["cancel", "close"])
+async def test_a_cancelled_call_and_a_closed_channel_cancel_their_request(
+    api: GrpcApi, generator: ScriptedGenerator, by: str
 ) -> None:
-    generator.stuck_at = 2
-    call: Any = stub.Generate(pb.GenerateRequest(text="a"))
-    async with asyncio.timeout(30):
-        assert (await call.read()).started.model == MODEL
-        await call.read()
-        call.cancel()
-        await generator.cancelled.wait()
-
-
-async def test_a_closed_channel_cancels_its_requests(api: GrpcApi, generator: ScriptedGenerator) -> None:
     generator.stuck_at = 0
     async with asyncio.timeout(30):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
             call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="a"))
             await call.read()
+            if by == "cancel":
+                call.cancel()
+                await generator.cancelled.wait()
         await generator.cancelled.wait()
 
 
