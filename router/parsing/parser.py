@@ -23,7 +23,7 @@ class Parser:
         in_reasoning: bool = False,
         formatted: bool = False,
     ) -> None:
-        """in_reasoning: the prompt ends within the reasoning, which the chat template has opened. formatted: marks
+        """`in_reasoning`: the prompt ends within the reasoning, which the chat template has opened. `formatted`: marks
         stand before an answer's text and not within it."""
         self._tools = tools
         self._reasoning = reasoning
@@ -49,7 +49,7 @@ class Parser:
         return self._taken()
 
     def end(self, cut: bool) -> list[Event]:
-        """The last events. cut: the answer was stopped at its limit of tokens."""
+        """Returns the last events. `cut`: the answer was stopped at its limit of tokens."""
         self._cut = cut
         self._reader.end(cut)
         next(self._steps, None)
@@ -106,7 +106,7 @@ class Parser:
         yield from self._reader.spaces()
 
     def _call(self, before: str) -> Steps[None]:
-        """Reads calls up to their end, or to where they are none. before: what is read of them already."""
+        """Reads calls up to their end, or to where they are none. `before`: what is read of them already."""
         assert self._tools is not None
         reader, calls = self._reader, self._calls
         reader.raw, num_calls, is_text = [before], calls.num_calls, False

@@ -44,7 +44,7 @@ class Reader:
         self._at = 0
 
     def end(self, cut: bool = False) -> None:
-        """cut: the answer was stopped at its limit of tokens, perhaps in the middle of a mark."""
+        """No text follows. `cut`: the answer was stopped at its limit of tokens, perhaps in the middle of a mark."""
         self._ended, self._cut = True, cut
 
     def until(self, marks: Sequence[str], emit: Emit) -> Steps[str | None]:

@@ -76,6 +76,10 @@ class Finished(Struct, frozen=True):
     cached_tokens: int
     served_by: Sequence[Service] = ()
 
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
 
 def sum_of(requests: Sequence[Finished]) -> Finished:
     """As if the several prompts of one call were one."""

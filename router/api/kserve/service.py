@@ -172,7 +172,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
                     texts[item.index] += item.text
                     ids[item.index] += item.token_ids
                     reasons[item.index] = item.finish_reason or ""
-        return self._response(request_id, wish, texts, reasons, ids)
+        return self._filled(request_id, wish, texts, reasons, ids)
 
     async def _pieces(self, request_id: str, wish: Wish, wanted: GenerateRequest, write: Any) -> None:
         left = len(wanted.sampling)
@@ -181,21 +181,17 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
                 if isinstance(item, Finished) or not (item.text or item.token_ids or item.finish_reason):
                     continue
                 left -= item.finish_reason is not None
-                response = self._response(request_id, wish, [item.text], [item.finish_reason or ""], [item.token_ids])
+                response = self._filled(request_id, wish, [item.text], [item.finish_reason or ""], [item.token_ids])
                 response.parameters["index"].int64_param = item.index
                 await write(_last(response, final=not left and not wish.empty_final))
 
-    def _response(
-        self,
-        request_id: str,
-        wish: Wish | None = None,
-        texts: list[str] | None = None,
-        reasons: list[str] | None = None,
-        ids: list[list[int]] | None = None,
+    def _response(self, request_id: str) -> pb.ModelInferResponse:
+        return pb.ModelInferResponse(model_name=self._frontend.model, model_version=VERSION, id=request_id)
+
+    def _filled(
+        self, request_id: str, wish: Wish, texts: list[str], reasons: list[str], ids: list[list[int]]
     ) -> pb.ModelInferResponse:
-        response = pb.ModelInferResponse(model_name=self._frontend.model, model_version=VERSION, id=request_id)
-        if wish is None or texts is None or reasons is None or ids is None:
-            return response
+        response = self._response(request_id)
         flat = [token_id for one in ids for token_id in one]
         values: dict[str, list[Any]] = dict(zip(OUTPUTS, (texts, reasons, flat, [*map(len, ids)]), strict=True))
         for name, datatype in OUTPUTS.items():

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -19,6 +20,10 @@ from router.text.tokenizer import Tokenizer
 
 class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
+
+    @classmethod
+    def of(cls, finished: Finished) -> Self:
+        return cls(finished.cached_tokens)
 
 
 class CompletionTokensDetails(Struct, frozen=True):
@@ -140,9 +145,5 @@ class OpenAIDialect:
 
 
 def usage_of(finished: Finished) -> Usage:
-    return Usage(
-        finished.prompt_tokens,
-        finished.completion_tokens,
-        finished.prompt_tokens + finished.completion_tokens,
-        PromptTokensDetails(finished.cached_tokens),
-    )
+    details = PromptTokensDetails.of(finished)
+    return Usage(finished.prompt_tokens, finished.completion_tokens, finished.total_tokens, details)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import UNSET, Struct
 
 from router.api.http.errors import ErrorBody
+from router.api.openai.answers import CompletionTokensDetails
 from router.api.openai.chat import TokenLogprob, token_logprobs
 from router.api.responses.output import (
     CallEvent,
@@ -14,7 +15,6 @@ from router.api.responses.output import (
     ItemEvent,
     OutputItem,
     OutputText,
-    OutputTokensDetails,
     PartEvent,
     ReasoningText,
     Response,
@@ -72,10 +72,10 @@ class ResponseAnswer:
         response.completed_at = None if self._cut else int(time.time())
         response.usage = ResponseUsage(
             finished.prompt_tokens,
-            InputTokensDetails(finished.cached_tokens),
+            InputTokensDetails.of(finished),
             finished.completion_tokens,
-            OutputTokensDetails(self._reasoning_tokens),
-            finished.prompt_tokens + finished.completion_tokens,
+            CompletionTokensDetails(self._reasoning_tokens),
+            finished.total_tokens,
         )
         if self._keep is not None:
             self._keep(response)

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from router.api.openai.answers import CompletionTokensDetails, PromptTokensDetails
 from router.api.openai.chat import TokenLogprob
 from router.api.responses.tools import Warned
 
@@ -35,20 +36,15 @@ class OutputItem(Struct):
     input: str | UnsetType = UNSET  # of a custom tool
 
 
-class InputTokensDetails(Struct, frozen=True):
-    cached_tokens: int
+class InputTokensDetails(PromptTokensDetails, frozen=True):
     cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(Struct, frozen=True):
-    reasoning_tokens: int
 
 
 class ResponseUsage(Struct, frozen=True):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 
