@@ -9,9 +9,10 @@ from starlette.responses import Response
 from router.api.dialects.dialect import Asked
 from router.api.dialects.json_body import decode_body
 from router.api.dialects.token_count import count_tokens
+from router.api.dialects.tolerant import tolerant
 from router.api.http.errors import ErrorBody
 from router.api.messages.answer import MessageAnswer, error_answer
-from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
+from router.api.messages.fields import CountBody, MessagesBody
 from router.api.messages.output import Message, MessageUsage, TokenCount
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Chat, Prompt
@@ -30,8 +31,8 @@ class MessagesDialect:
     def __init__(self, frontend: Frontend, _: object) -> None:
         self._frontend = frontend
         strict = frontend.unknown_fields == "refuse"
-        self._body = MessagesBody if strict else OpenMessagesBody
-        self._count_body = CountBody if strict else OpenCountBody
+        self._body = MessagesBody if strict else tolerant(MessagesBody)
+        self._count_body = CountBody if strict else tolerant(CountBody)
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""

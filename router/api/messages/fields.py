@@ -189,24 +189,3 @@ def _cache_control(where: str, value: Any) -> CacheControl:
         return msgspec.convert(value, CacheControl)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(where, str(error)) from error
-
-
-class OpenTextBlock(TextBlock, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
-
-
-class OpenBlock(Block, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    content: str | Sequence[OpenTextBlock] | None = None
-
-
-class OpenTurn(Turn, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    content: str | Sequence[OpenBlock]
-
-
-class OpenCountBody(CountBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    messages: Sequence[OpenTurn]
-    system: str | Sequence[OpenTextBlock] | None = None
-
-
-class OpenMessagesBody(MessagesBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    messages: Sequence[OpenTurn]
-    system: str | Sequence[OpenTextBlock] | None = None

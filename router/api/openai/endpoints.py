@@ -1,9 +1,10 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
+from router.api.dialects.tolerant import tolerant
 from router.api.openai.answers import OpenAIDialect
 from router.api.openai.chat import ChatAnswer, ChatCompletion
 from router.api.openai.completions import Completion, CompletionAnswer
-from router.api.openai.types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
+from router.api.openai.types import ChatBody, CompletionBody
 from router.requests.frontend import Frontend
 
 DESCRIBED = {
@@ -13,10 +14,10 @@ DESCRIBED = {
 
 
 def chats(frontend: Frontend, _: object) -> OpenAIDialect:
-    body = ChatBody if frontend.unknown_fields == "refuse" else OpenChatBody
+    body = ChatBody if frontend.unknown_fields == "refuse" else tolerant(ChatBody)
     return OpenAIDialect(frontend, body, ChatAnswer, "chatcmpl")
 
 
 def completions(frontend: Frontend, _: object) -> OpenAIDialect:
-    body = CompletionBody if frontend.unknown_fields == "refuse" else OpenCompletionBody
+    body = CompletionBody if frontend.unknown_fields == "refuse" else tolerant(CompletionBody)
     return OpenAIDialect(frontend, body, CompletionAnswer, "cmpl")

@@ -1,7 +1,6 @@
 """Bodies of OpenAI's HTTP API, and what validation checks of them.
 
-The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions as vLLM names them. The classes whose
-names begin with `Open` are for `router.unknown_fields: ignore`.
+The sampling parameters are the fields of SamplingParams: OpenAI's, and extensions as vLLM names them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,22 +184,3 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
         if len(self.prompt) > MAX_PROMPTS:
             raise InvalidRequestError("prompt", f"has {len(self.prompt)} prompts; at most {MAX_PROMPTS} are allowed")
         return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
-
-
-class OpenTextPart(TextPart, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
-
-
-class OpenChatMessage(ChatMessage, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    content: str | Sequence[OpenTextPart] | None = None
-
-
-class OpenStreamOptions(StreamOptions, frozen=True, forbid_unknown_fields=False): ...
-
-
-class OpenChatBody(ChatBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    messages: Sequence[OpenChatMessage]
-    stream_options: OpenStreamOptions | None = None
-
-
-class OpenCompletionBody(CompletionBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    stream_options: OpenStreamOptions | None = None

@@ -9,6 +9,7 @@ from msgspec import Meta, Raw, Struct
 from baton_proto.grammar import Grammar
 from router.api.dialects.extensions import ExtendedBody, with_known
 from router.api.dialects.json_body import ABSENT, SHOWN_CHARS, decode_body, served_fields
+from router.api.dialects.tolerant import tolerant
 from router.api.openai.types import ChatBody, CompletionBody
 from router.api.responses.items import Conversation, Item
 from router.api.responses.tools import MAX_WARNED, ClientTools, Warned, client_tools
@@ -154,17 +155,6 @@ class ResponsesBody(_KnownFields, frozen=True, kw_only=True):
 class _TolerantBody(ResponsesBody, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
 
 
-class OpenTextConfig(TextConfig, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
-
-
-class OpenReasoning(Reasoning, frozen=True, kw_only=True, forbid_unknown_fields=False): ...
-
-
-class OpenResponsesBody(_TolerantBody, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    text: OpenTextConfig | None = None
-    reasoning: OpenReasoning | None = None
-
-
 _OF_OTHER_APIS = frozenset((*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__))
 
 
@@ -173,7 +163,7 @@ def read_responses_body(data: bytes, is_strict: bool) -> tuple[ResponsesBody, li
     that another API here knows, or that is like a known one, would change it and is refused, as is an unknown one in
     `text` and `reasoning`. Not strict: no field is looked at. Raises InvalidRequestError."""
     if not is_strict:
-        return decode_body(data, OpenResponsesBody), []
+        return decode_body(data, tolerant(ResponsesBody)), []
     try:
         return decode_body(data, ResponsesBody), []
     except UnknownFieldError as error:

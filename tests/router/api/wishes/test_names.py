@@ -9,18 +9,17 @@ from msgspec import inspect
 
 from baton_proto.generated import inference_pb2 as pb
 from router.api.dialects.json_body import decode_body
+from router.api.dialects.tolerant import tolerant
 from router.api.grpc.messages import prompt_of
-from router.api.messages.fields import CountBody, MessagesBody, OpenCountBody, OpenMessagesBody
-from router.api.openai.types import ChatBody, CompletionBody, OpenChatBody, OpenCompletionBody
+from router.api.messages.fields import CountBody, MessagesBody
+from router.api.openai.types import ChatBody, CompletionBody
 from router.api.pages.tokenization import DetokenizeBody, TokenizeBody
-from router.api.responses.fields import OpenResponsesBody, ResponsesBody
+from router.api.responses.fields import ResponsesBody
 from router.api.wishes.names import MAX_NAME_CHARS
 from runtime.errors import InvalidRequestError
 
-BODIES: list[Any] = [
-    *(ChatBody, OpenChatBody, CompletionBody, OpenCompletionBody, TokenizeBody, DetokenizeBody),
-    *(ResponsesBody, OpenResponsesBody, MessagesBody, OpenMessagesBody, CountBody, OpenCountBody),
-]
+STRICT: list[Any] = [ChatBody, CompletionBody, ResponsesBody, MessagesBody, CountBody]
+BODIES: list[Any] = [*STRICT, *map(tolerant, STRICT), TokenizeBody, DetokenizeBody]
 TEXTS = {"content", "text", "refusal", "reasoning", "reasoning_content", "arguments", "input", "output", "instructions"}
 TEXTS |= {"prompt", "stop", "stop_sequences", "thinking", "system"}
 """Fields that a template, the context's length or a bound of their own limits."""
