@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from baton_proto.generated import inference_pb2 as pb
 from router.api.grpc.admin import Questions, StatusSource
 from router.counters.recent import Recent
 from router.index.indexer import Indexer
@@ -20,7 +21,11 @@ from runtime.config.serving import RouterConfig
 from tests.router.small_router import Holdings
 
 
-def make_questions(status: StatusSource) -> Questions:
+async def _no_status() -> pb.StatusResponse:
+    return pb.StatusResponse()
+
+
+def make_questions(status: StatusSource = _no_status) -> Questions:
     ledger, config = LoadLedger(16, 300.0), RouterConfig()
     pool = WorkerPool("router-0", "tiny", 16, ledger)
     assigner = Assigner(pool, Holdings(), ledger, config)

@@ -74,7 +74,7 @@ class Dialect(Protocol):
         ...
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> Answer: ...
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:

@@ -23,7 +23,7 @@ from router.api.http.server_sent_events import EventStream
 from router.api.wishes.held_bytes import prompt_bytes
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Prompt, make_request_id, seconds_of, validate
+from router.api.wishes.validation import Call, Prompt, make_request_id, seconds_of, validate
 from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
@@ -76,8 +76,9 @@ class GenerationEndpoint:
         asked, options, prompts, num_bytes = await self._read(data, tenant, timeout_s)
         del data
         held.become(num_bytes)
-        requests = await self._validate(asked, options, prompts, work_id, timeout_s, tenant, http)
-        answer = self._dialect().answer(asked, options, shown_id, tenant, requests)
+        call = self._call(asked, work_id, timeout_s, tenant, http)
+        requests = await self._validate(call, options, prompts)
+        answer = self._dialect().answer(asked, options, shown_id, requests)
         streamed = asked.stream
         del asked, prompts  # from here on their tokens are enough
         held.become(0)
@@ -101,18 +102,9 @@ class GenerationEndpoint:
         asked, options, prompts = self._dialect().read(data, tenant)
         return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
 
-    async def _validate(
-        self,
-        asked: Asked,
-        options: Options,
-        prompts: Sequence[Prompt],
-        work_id: str,
-        timeout_s: float | None,
-        tenant: str,
-        http: Request,
-    ) -> list[GenerateRequest]:
-        """One request per prompt."""
-        call = msgspec.structs.replace(
+    def _call(self, asked: Asked, work_id: str, timeout_s: float | None, tenant: str, http: Request) -> Call:
+        """What is asked, with what the request's connection and headers say."""
+        return msgspec.structs.replace(
             asked.call,
             request_id=work_id,
             caller=http.scope.get(CALLER, ANYONE),
@@ -120,14 +112,16 @@ class GenerationEndpoint:
             timeout_s=timeout_s,
             first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
         )
+
+    async def _validate(self, call: Call, options: Options, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
+        """Returns one request per prompt."""
         if len(prompts) == 1:
             requests = [await validate(self._frontend, call, prompts[0], options)]
         else:
             requests = []
             for i, prompt in enumerate(prompts):
-                one = msgspec.structs.replace(
-                    call, request_id=f"{work_id}-{i}", prompt_field=f"{call.prompt_field}[{i}]"
-                )
+                named = {"request_id": f"{call.request_id}-{i}", "prompt_field": f"{call.prompt_field}[{i}]"}
+                one = msgspec.structs.replace(call, **named)
                 requests.append(await validate(self._frontend, one, prompt, options))
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         check_call(options.name_of("prompt_logprobs"), requests)

@@ -40,12 +40,10 @@ class MessagesDialect:
         return body.asked("messages"), body.options(), [body.chat()]
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> MessageAnswer:
-        usage, room = (
-            MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0),
-            requests[0].sampling[0].max_tokens,
-        )
+        room = requests[0].sampling[0].max_tokens
+        usage = MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0)
         message = Message(id=f"msg_{request_id}", model=self._frontend.model, usage=usage)
         return MessageAnswer(message, request_id, None if room == options.given["max_tokens"] else room)
 

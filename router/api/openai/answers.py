@@ -120,9 +120,7 @@ class OpenAIDialect:
         form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts)
         return body.asked(body.prompt_field, form, body.add_special_tokens is not False), options, prompts
 
-    def answer(
-        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
-    ) -> Answer:
+    def answer(self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]) -> Answer:
         heading = Heading.new(self._prefix, request_id, self._frontend.model)
         form: _Form = asked.form
         num_choices = sum(len(request.sampling) for request in requests)

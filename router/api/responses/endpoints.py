@@ -92,7 +92,7 @@ class ResponsesDialect:
         return chat, asked, turns.warnings
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, tenant: str, requests: Sequence[GenerateRequest]
+        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> ResponseAnswer:
         form: _Form = asked.form
         sampling = requests[0].sampling[0]
@@ -106,7 +106,7 @@ class ResponsesDialect:
         )
         if form.kept is None:
             return ResponseAnswer(response, self._frontend.tokenizer, None, form.called_as)
-        self._store.begin(response.id, tenant, form.kept)
+        self._store.begin(response.id, requests[0].tenant, form.kept)
         answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep, form.called_as)
         finalize(answer, self._store.forget_unanswered, response.id).atexit = False  # it may fail
         return answer

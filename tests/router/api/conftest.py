@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from router.api.http.server import HttpServer
-from tests.router.api.conversations import THOUGHT, serving, talking_frontend, write_talking_model
+from tests.router.api.conversations import THOUGHT, openai_client, serving, talking_frontend, write_talking_model
 from tests.router.scripted_generator import ScriptedGenerator, tiny_tokenizer
 
 
@@ -30,4 +31,10 @@ async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[Ht
 @pytest.fixture
 async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai_client(server) as client:
         yield client

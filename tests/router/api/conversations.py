@@ -4,17 +4,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import openai
 import pydantic
 from starlette.types import ASGIApp
 
 from router.api.http.server import HttpServer, serve_http
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
+from router.api.serving.grpc_api import GrpcApi
 from router.parsing.parsing import ModelFamilies
 from router.requests.frontend import Frontend
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.security.bearer_keys import BearerKeys
+from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
@@ -38,9 +42,9 @@ class Rain(pydantic.BaseModel):
     hours: int
 
 
-def write_talking_model(folder: Path) -> Path:
+def write_talking_model(folder: Path, template: str = TEMPLATE) -> Path:
     write_tiny_model(folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
@@ -60,6 +64,22 @@ def talking_frontend(generator: ScriptedGenerator, folder: Path) -> Frontend:
 def app_of(frontend: Frontend, store: ResponseStore | None = None, keys: BearerKeys | None = None) -> ASGIApp:
     """Keeps responses."""
     return create_app(frontend, lambda: b"", keys=keys, store=store or ResponseStore(1 << 20, 60.0))
+
+
+@asynccontextmanager
+async def grpc_serving(frontend: Frontend, **settings: Any) -> AsyncIterator[GrpcApi]:
+    """`settings`: of GrpcApi."""
+    api = GrpcApi(frontend, make_questions(), **settings)
+    await api.start("127.0.0.1", 0)
+    try:
+        yield api
+    finally:
+        await api.stop()
+
+
+def openai_client(server: HttpServer, key: str = "none") -> openai.AsyncOpenAI:
+    url = f"http://127.0.0.1:{server.port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
 
 
 @asynccontextmanager

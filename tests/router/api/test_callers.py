@@ -56,13 +56,9 @@ async def http(frontend: Frontend, logins: FailedLogins) -> AsyncIterator[httpx.
         yield client
 
 
-async def status() -> pb.StatusResponse:
-    return pb.StatusResponse()
-
-
 @pytest.fixture
 async def stub(frontend: Frontend, logins: FailedLogins) -> AsyncIterator[pb_grpc.InferenceStub]:
-    api = GrpcApi(frontend, make_questions(status), BearerKeys(parse_callers(LINES, "test")), logins=logins)
+    api = GrpcApi(frontend, make_questions(), BearerKeys(parse_callers(LINES, "test")), logins=logins)
     await api.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
         yield pb_grpc.InferenceStub(channel)

@@ -114,7 +114,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
 @asynccontextmanager
 async def _served(frontend: Frontend) -> AsyncIterator[tuple[httpx.AsyncClient, pb_grpc.InferenceStub]]:
     keys = BearerKeys(parse_callers(LINES, "test"))
-    api = GrpcApi(frontend, make_questions(_status), keys)
+    api = GrpcApi(frontend, make_questions(), keys)
     await api.start("127.0.0.1", 0)
     limits = httpx.Limits(max_connections=1000)
     async with (
@@ -124,10 +124,6 @@ async def _served(frontend: Frontend) -> AsyncIterator[tuple[httpx.AsyncClient, 
     ):
         yield http, pb_grpc.InferenceStub(channel)
     await api.stop()
-
-
-async def _status() -> pb.StatusResponse:
-    return pb.StatusResponse()
 
 
 def asking(text: str) -> list[tuple[str, dict[str, Any]]]:

@@ -18,39 +18,8 @@ SHORT, LONG = 1000, 4000  # characters, about
 MOST_GROWTH = 1.25  # of the cost per character; a quadratic cost would be fourfold
 AROUND = 300  # of the cost: beginnings and ends
 PIECES = (1, 7, LONG + 1000)  # characters that come at a time
-UNITS = (
-    *(
-        "<tool_call>",
-        "<|python_tag|>",
-        "[TOOL_CALLS]",
-        "<｜tool▁calls▁begin｜>",
-        "<think>",
-        "</think>",
-        "<function=f>",
-        "<parameter=a>",
-    ),
-    *(
-        '{"name": "f", "arguments": {',
-        '"',
-        "\\",
-        "[",
-        "]",
-        "{",
-        "}",
-        "(",
-        ")",
-        ",",
-        "f(a=",
-        ";",
-        "<",
-        " ",
-        "\n",
-        "ab",
-        "1",
-        "'",
-        '{"a":',
-    ),
-)
+MARKS = "<tool_call> <|python_tag|> [TOOL_CALLS] <｜tool▁calls▁begin｜> <think> </think> <function=f> <parameter=a>"
+UNITS = (*MARKS.split(), *"\"\\[]{}(),;< \n1'", '{"name": "f", "arguments": {', '{"a":', "f(a=", "ab")
 
 
 class Counted(str):

@@ -14,24 +14,18 @@ from router.api.grpc import connections
 from router.api.grpc.connections import GrpcConnections, _peer_of, _sockets_at
 from router.api.serving.grpc_api import GrpcApi
 from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
-from tests.router.operator_questions import make_questions
+from tests.router.api.conversations import grpc_serving
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
 PLACES = 40
-
-
-async def status() -> pb.StatusResponse:
-    return pb.StatusResponse()
 
 
 @pytest.fixture
 async def api(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GrpcApi]:
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    api = GrpcApi(frontend, make_questions(status), max_connections=PLACES)
-    await api.start("127.0.0.1", 0)
-    yield api
-    await api.stop()
+    async with grpc_serving(frontend, max_connections=PLACES) as api:
+        yield api
 
 
 def num_open(api: GrpcApi) -> int:

@@ -13,7 +13,7 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.api.serving.grpc_api import GrpcApi
 from runtime.security.grpc_bearer import MAX_HEAD_BYTES
 from tests.fuzz.doors.http2_frames import END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame, literal
-from tests.router.operator_questions import make_questions
+from tests.router.api.conversations import grpc_serving
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
 ACK = 1
@@ -21,16 +21,10 @@ KEPT = b"\x40" + literal("x" * 100, "y" * 3900)[1:]  # goes into the table of HP
 BOMB = KEPT + b"\xbe" * 12_000  # and is named from there
 
 
-async def status() -> pb.StatusResponse:
-    return pb.StatusResponse()
-
-
 @pytest.fixture
 async def api(tiny_model: Path) -> AsyncIterator[GrpcApi]:
-    api = GrpcApi(make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model))), make_questions(status))
-    await api.start("127.0.0.1", 0)
-    yield api
-    await api.stop()
+    async with grpc_serving(make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))) as api:
+        yield api
 
 
 @pytest.fixture

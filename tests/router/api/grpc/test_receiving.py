@@ -14,8 +14,8 @@ from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
 from runtime.errors import OverloadedError
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
+from tests.router.api.conversations import grpc_serving
 from tests.router.api.grpc.unfinished_messages import Unfinished
-from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
 GENERATE = "/baton.v1.Inference/Generate"
@@ -26,18 +26,12 @@ LIMIT_BYTES = 2 * PLACES * MESSAGE_BYTES + CONNECTIONS * CALLS * LOOKAHEAD_BYTES
 MORE_BYTES = 100 << 20  # of memory, for connections and whatever else
 
 
-async def status() -> pb.StatusResponse:
-    return pb.StatusResponse()
-
-
 @pytest.fixture
 async def api(tiny_model: Path) -> AsyncIterator[GrpcApi]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
     frontend = replace(frontend, max_body_bytes=MESSAGE_BYTES, bodies=BodyBudget(PLACES * MESSAGE_BYTES))
-    api = GrpcApi(frontend, make_questions(status))
-    await api.start("127.0.0.1", 0)
-    yield api
-    await api.stop()
+    async with grpc_serving(frontend) as api:
+        yield api
 
 
 async def ask(stub: pb_grpc.InferenceStub) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ import grpc.aio
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
-from router.api.serving.grpc_api import GrpcApi
-from router.parsing.parsing import ModelFamilies
 from runtime.calls.answer import Answer
 from runtime.calls.router import Client
-from runtime.grammar.compiler import GrammarCompiler
-from tests.router.operator_questions import make_questions
-from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
-from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
+from tests.router.api.conversations import grpc_serving, prompt_of, talking_frontend, write_talking_model
+from tests.router.scripted_generator import ScriptedGenerator, tiny_tokenizer
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function | tojson }}\n{% endfor %}"
@@ -39,9 +34,7 @@ USER = pb.ChatMessage(role="user", content="Where?")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_model(tmp_path_factory.mktemp("tools"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return write_talking_model(tmp_path_factory.mktemp("tools"), TEMPLATE)
 
 
 @pytest.fixture
@@ -51,26 +44,14 @@ def generator(folder: Path) -> ScriptedGenerator:
 
 @pytest.fixture
 async def client(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[Client]:
-    async def status() -> pb.StatusResponse:
-        return pb.StatusResponse(router_id="router-0")
-
-    grammars = GrammarCompiler(folder, VOCAB_SIZE, EOS_TOKEN_IDS)
-    frontend = replace(make_frontend(generator, None, grammars), families=ModelFamilies("hermes", "think"))
-    api = GrpcApi(frontend, make_questions(status))
-    await api.start("127.0.0.1", 0)
-    async with Client(f"127.0.0.1:{api.port}") as client:
+    async with grpc_serving(talking_frontend(generator, folder)) as api, Client(f"127.0.0.1:{api.port}") as client:
         yield client
-    await api.stop()
 
 
 async def ask(client: Client, sampling: pb.SamplingOptions | None = None, **chat: Any) -> Answer:
     messages = chat.pop("messages", [USER])
     request = pb.GenerateRequest(chat=pb.ChatMessages(messages=messages, **chat), sampling=sampling)
     return await client.generate(request, 20)
-
-
-def prompt_of(generator: ScriptedGenerator) -> str:
-    return generator.tokenizer.decode(generator.requests[-1].prompt.tolist(), skip_special_tokens=False)
 
 
 async def test_an_answer_with_tools_has_typed_parts(client: Client, generator: ScriptedGenerator) -> None:

@@ -36,12 +36,6 @@ async def server(generator: ScriptedGenerator, grammars: GrammarCompiler) -> Asy
         yield server
 
 
-@pytest.fixture
-async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
-        yield client
-
-
 SCHEMA_FIELD = "response_format.json_schema.schema"
 CHAT_REFUSALS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": None}, 400, "messages", None),

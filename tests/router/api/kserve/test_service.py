@@ -15,7 +15,6 @@ import grpc.aio
 import pytest
 
 from baton_proto.generated import (
-    inference_pb2,
     open_inference_pb2 as pb,
     open_inference_pb2_grpc as pb_grpc,
 )
@@ -23,6 +22,7 @@ from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
+from tests.router.api.conversations import grpc_serving
 from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -33,10 +33,6 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-async def status() -> inference_pb2.StatusResponse:
-    return inference_pb2.StatusResponse(router_id="router-0")
-
-
 @pytest.fixture
 def generator(tiny_model: Path) -> ScriptedGenerator:
     return ScriptedGenerator(tiny_tokenizer(tiny_model), [TEXT, "Another one."])
@@ -44,10 +40,8 @@ def generator(tiny_model: Path) -> ScriptedGenerator:
 
 @pytest.fixture
 async def api(generator: ScriptedGenerator) -> AsyncIterator[GrpcApi]:
-    api = GrpcApi(make_frontend(generator), make_questions(status))
-    await api.start("127.0.0.1", 0)
-    yield api
-    await api.stop()
+    async with grpc_serving(make_frontend(generator)) as api:
+        yield api
 
 
 @pytest.fixture
@@ -236,7 +230,7 @@ async def test_a_caller_that_leaves_ends_its_requests(
 
 
 async def test_a_key_is_asked_for_but_by_those_who_look_whether_the_server_lives(generator: ScriptedGenerator) -> None:
-    api = GrpcApi(make_frontend(generator), make_questions(status), BearerKeys.plain([Secret("k" * 32)]))
+    api = GrpcApi(make_frontend(generator), make_questions(), BearerKeys.plain([Secret("k" * 32)]))
     await api.start("127.0.0.1", 0)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
@@ -255,7 +249,7 @@ async def test_a_key_is_asked_for_but_by_those_who_look_whether_the_server_lives
 async def test_an_idle_stream_gives_its_place_to_others(generator: ScriptedGenerator) -> None:
     """There is memory for one message at once, and who waits for the next one of a stream holds it."""
     frontend = replace(make_frontend(generator), bodies=BodyBudget(1))
-    api = GrpcApi(frontend, make_questions(status))
+    api = GrpcApi(frontend, make_questions())
     await api.start("127.0.0.1", 0)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:

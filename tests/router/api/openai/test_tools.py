@@ -1,7 +1,6 @@
 """Tools and reasoning as OpenAI's client sees them, over the real router code and answers that are given."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ import httpx
 import openai
 import pytest
 
-from router.api.http.server import HttpServer, serve_http
-from router.api.serving.app import create_app
 from router.parsing.parsing import ModelFamilies, model_families
-from runtime.grammar.compiler import GrammarCompiler
-from tests.router.api.conversations import answers, prompt_of
+from tests.router.api.conversations import answers, openai_client, prompt_of, serving, write_talking_model
 from tests.router.http_client import CHAT, USER
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
-from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
@@ -37,29 +32,12 @@ THOUGHT = f"<think>So.</think>\n\n{CALL}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_tiny_model(tmp_path_factory.mktemp("tools"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return write_talking_model(tmp_path_factory.mktemp("tools"), TEMPLATE)
 
 
 @pytest.fixture
 def generator(folder: Path) -> ScriptedGenerator:
     return ScriptedGenerator(tiny_tokenizer(folder), [CALLS])
-
-
-@pytest.fixture
-async def server(generator: ScriptedGenerator, folder: Path) -> AsyncIterator[HttpServer]:
-    grammars = GrammarCompiler(folder, VOCAB_SIZE, EOS_TOKEN_IDS)
-    frontend = replace(make_frontend(generator, None, grammars), families=ModelFamilies("hermes", "think"))
-    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
-        yield server
-
-
-@pytest.fixture
-async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> dict[str, Any]:
@@ -352,10 +330,8 @@ async def test_a_model_whose_template_knows_no_tools_is_told_of_them_as_text(tin
     turns: Any = [{"role": "assistant", "content": "Hm.", "tool_calls": [call]}]
     turns += [{"role": "tool", "tool_call_id": "abc", "content": text} for text in ("found", "more")]
     answers(generator, CALL)
-    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-            answer = await client.chat.completions.create(model=MODEL, messages=[*USER, *turns], tools=TOOLS)
+    async with serving(frontend) as server, openai_client(server) as client:
+        answer = await client.chat.completions.create(model=MODEL, messages=[*USER, *turns], tools=TOOLS)
     assert len(answer.choices[0].message.tool_calls or ()) == 1
     system, _, assistant, results, _ = prompt_of(generator).split("<|im_end|>\n")
     assert system.startswith("<|im_start|>system\n")
@@ -369,9 +345,8 @@ async def test_a_model_whose_template_knows_no_tools_is_told_of_them_as_text(tin
 async def test_tools_in_a_form_that_nothing_tells_the_model_are_refused(tiny_model: Path) -> None:
     generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
     frontend = replace(make_frontend(generator), families=ModelFamilies("pythonic", tells_tools=False))
-    async with await serve_http(create_app(frontend, lambda: b""), "127.0.0.1", 0) as server:
+    async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=60) as http:
-            answer = await http.post(url, json=CHAT | {"tools": TOOLS})
+        answer = await http.post(url, json=CHAT | {"tools": TOOLS})
     assert answer.status_code == 400
     assert "knows no tools" in answer.json()["error"]["message"]

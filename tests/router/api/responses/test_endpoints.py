@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import httpx
 import openai
 import pytest
 
-from router.api.http.server import HttpServer
 from router.api.responses.store import ResponseStore
 from runtime.errors import UnavailableError
 from runtime.security.bearer_keys import BearerKeys
@@ -22,6 +20,7 @@ from tests.router.api.conversations import (
     THOUGHT,
     Rain,
     answers,
+    openai_client,
     prompt_of,
     serving,
     talking_frontend,
@@ -31,17 +30,6 @@ from tests.router.scripted_generator import MODEL, ScriptedGenerator
 FIND: Any = {"type": "function", "name": "find", "description": "Finds.", "parameters": FIND_SCHEMA, "strict": False}
 STOP: Any = {"type": "function", "name": "stop", "parameters": None, "strict": None}
 ASKED: dict[str, Any] = {"model": MODEL, "input": "When does it rain?"}
-
-
-def client_of(server: HttpServer, key: str = "none") -> openai.AsyncOpenAI:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
-
-
-@pytest.fixture
-async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with client_of(server) as client:
-        yield client
 
 
 async def test_a_response_has_reasoning_text_and_calls_as_items(
@@ -201,7 +189,7 @@ async def test_what_is_not_kept_is_refused_by_name(
     assert caught.value.param == "previous_response_id"
     async with (
         serving(talking_frontend(generator, folder), ResponseStore(0, 60.0)) as server,
-        client_of(server) as none,
+        openai_client(server) as none,
     ):
         assert (await none.responses.create(**ASKED)).status == "completed"
         for more in ({"store": True}, {"previous_response_id": unkept.id}):
@@ -213,8 +201,8 @@ async def test_nobody_goes_on_from_the_responses_of_another_tenant(generator: Sc
     keys = BearerKeys(parse_callers("first-key-of-many tenant=a\nother-key-of-many tenant=b\n", "test"))
     async with (
         serving(talking_frontend(generator, folder), keys=keys) as server,
-        client_of(server, "first-key-of-many") as owner,
-        client_of(server, "other-key-of-many") as other,
+        openai_client(server, "first-key-of-many") as owner,
+        openai_client(server, "other-key-of-many") as other,
     ):
         kept = await owner.responses.create(**ASKED)
         assert (await owner.responses.retrieve(kept.id)).id == kept.id
@@ -224,7 +212,7 @@ async def test_nobody_goes_on_from_the_responses_of_another_tenant(generator: Sc
             await other.responses.retrieve(kept.id)
         with pytest.raises(openai.NotFoundError):
             await other.responses.delete(kept.id)
-        async with client_of(server, "no-key-at-all-of-ours") as stranger:
+        async with openai_client(server, "no-key-at-all-of-ours") as stranger:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.responses.create(**ASKED)
 
@@ -439,7 +427,7 @@ async def test_a_conversation_is_charged_while_it_is_answered_and_gone_when_its_
     store, generator.stuck_at = ResponseStore(1 << 20, 60.0), 4
     call = {"type": "function_call", "call_id": "c", "name": "n", "arguments": json.dumps({"a": [[]] * 1000})}
     asked = ASKED | {"input": [call, {"type": "function_call_output", "call_id": "c", "output": "d"}]}
-    async with serving(talking_frontend(generator, folder), store) as server, client_of(server) as client:
+    async with serving(talking_frontend(generator, folder), store) as server, openai_client(server) as client:
         async with client.responses.stream(**asked) as stream:
             await anext(aiter(stream))
             assert store.num_bytes > 64_000, "each list takes 64 bytes"

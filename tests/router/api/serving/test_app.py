@@ -30,19 +30,6 @@ async def server(generator: ScriptedGenerator) -> AsyncIterator[HttpServer]:
         yield server
 
 
-@pytest.fixture
-async def http(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    url = f"http://127.0.0.1:{server.port}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
 async def test_a_chat_completion_has_openais_shape(client: openai.AsyncOpenAI, generator: ScriptedGenerator) -> None:
     answer = await client.chat.completions.create(model=MODEL, messages=USER)
     assert answer.object == "chat.completion"

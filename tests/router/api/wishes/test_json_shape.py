@@ -1,8 +1,6 @@
 """What is seen of a JSON text before it is decoded."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +10,6 @@ from hypothesis import example, given, settings, strategies as st
 from router.api.wishes import json_shape
 from router.api.wishes.json_shape import MAX_DEPTH, check_shape
 from runtime.errors import InvalidRequestError
-from tests.router.api.conversations import serving, talking_frontend, write_talking_model
-from tests.router.scripted_generator import ScriptedGenerator, tiny_tokenizer
 
 
 def expected(value: Any) -> int:
@@ -100,20 +96,6 @@ def test_the_field_that_is_too_deep_is_named(data: bytes, field: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"is nested more than {MAX_DEPTH} levels deep") as refused:
         check_shape(data)
     assert refused.value.field == field
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_talking_model(tmp_path_factory.mktemp("talking"))
-
-
-@pytest.fixture
-async def http(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serving(talking_frontend(ScriptedGenerator(tiny_tokenizer(folder)), folder)) as server,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
-    ):
-        yield client
 
 
 ONE = '{"role": "user", "content": "a"}'

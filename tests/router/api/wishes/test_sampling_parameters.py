@@ -35,7 +35,7 @@ async def apis(tiny_model: Path) -> AsyncIterator[dict[str, Ask]]:
     """API -> what becomes of one sampling parameter that is sent to it."""
     generator = ScriptedGenerator(tiny_tokenizer(tiny_model))
     frontend = make_frontend(generator)
-    api = GrpcApi(frontend, make_questions(status))
+    api = GrpcApi(frontend, make_questions())
     await api.start("127.0.0.1", 0)
     transport = httpx.ASGITransport(create_app(frontend, lambda: b""))
     async with (
@@ -71,10 +71,6 @@ async def apis(tiny_model: Path) -> AsyncIterator[dict[str, Ask]]:
             "completions": over_http("/v1/completions", COMPLETION),
         }
     await api.stop()
-
-
-async def status() -> pb.StatusResponse:
-    return pb.StatusResponse()
 
 
 def good_value(row: Parameter) -> Any:
