@@ -17,8 +17,9 @@ from baton.in_process.sampling_params import SamplingParams
 from baton.service.machine_defaults import ALONE, suited_alone
 from baton_proto.worker import TAGS
 from engine.core.engine import Engine
-from engine.loading.model_memory import LEVELS, Tensors
-from kvtransfer.slab.slab import Slab
+from engine.interface import LEVELS
+from engine.loading.model_memory import Tensors
+from kvtransfer.slab.slab import EngineSlab
 from router.api.wishes.sampling_options import model_defaults
 from router.parsing.families import MARKS
 from router.requests.request import GenerateRequest
@@ -29,8 +30,7 @@ from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, InvalidRequestError, RankLostError, UnavailableError
 from runtime.telemetry.logging import quieten_logging
-from worker.engines.own import EngineAssembly, build_engine
-from worker.sleep import forget_prefixes, lower_prefixes
+from worker.engines.own import OwnAssembly, build_engine
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +65,9 @@ class LLM:
         answers = Answers(assembly, self.tokenizer)
         self._close = weakref.finalize(self, _close, answers, assembly)  # at the end of the program, if not before
         self._open: Answers | None = answers
-        if assembly.own_slab.driver.kind == "cuda":
-            answers.call_idle(lambda _: _use_device_of(assembly.own_slab))
+        slab = assembly.kv.slab
+        if slab.driver.kind == "cuda":
+            answers.call_idle(lambda _: _use_device_of(slab))
         way_out = _way_out(config, files, assembly.max_model_len)
         salt, defaults = config.engine.cache_salt or "", model_defaults(files.folder)
         self._reader = PromptReader(self.tokenizer, assembly.max_model_len, way_out, salt, defaults, assembly.grammars)
@@ -105,10 +106,8 @@ class LLM:
 
         def fall_asleep(engine: Engine) -> int:
             if not memory.asleep:
-                (forget_prefixes if level > 1 else lower_prefixes)(engine)
-            freed = memory.sleep(level)
-            assert isinstance(freed, int), "our own engine sleeps at once"
-            return freed
+                engine.drop_cache(keep=level == 1)
+            return memory.sleep(level)
 
         return self._answers.call_idle(fall_asleep)
 
@@ -136,7 +135,7 @@ class LLM:
         if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
             raise InvalidRequestError("tensors", f"must be pairs (name, tensor), not {type(tensors).__name__}")
         answers = self._answers
-        with answers.held(forget_prefixes, "the weights are being updated"):
+        with answers.held(lambda engine: engine.drop_cache(keep=False), "the weights are being updated"):
             answers.memory.update(pairs)
 
     def close(self) -> None:
@@ -184,14 +183,14 @@ def _on_gpu(config: ServingConfig) -> bool:
     return resolve_device(config.engine).type == "cuda"
 
 
-def _use_device_of(slab: Slab) -> None:
+def _use_device_of(slab: EngineSlab) -> None:
     """The engine's thread begins with the first GPU, and its maker may be on another one."""
     import torch
 
     torch.cuda.set_device(slab.tensor.device)
 
 
-def _close(answers: Answers, assembly: EngineAssembly) -> None:
+def _close(answers: Answers, assembly: OwnAssembly) -> None:
     answers.close()
     assembly.close()
 

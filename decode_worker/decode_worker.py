@@ -17,7 +17,8 @@ from baton_proto.worker import Delta, Failure, Submit
 from decode_worker.handoff import Handoffs
 from decode_worker.no_handoffs import NoHandoffs
 from decode_worker.request import Phase, Request
-from engine.core.engine import Engine, SequenceOutput, StepOutput
+from engine.interface import Engine
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
 from runtime.errors import BatonError, InvalidRequestError
 from runtime.grammar.matcher import Matcher
@@ -38,8 +39,9 @@ class DecodeWorker:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._serial = itertools.count(1)
-        self._takes_kv = runtime.assembly.slab is not None
-        self._handoffs = Handoffs(runtime, self.fail, self.outputs) if self._takes_kv else NoHandoffs()
+        kv = runtime.assembly.kv
+        self._takes_kv = kv is not None
+        self._handoffs = NoHandoffs() if kv is None else Handoffs(runtime, kv, self.fail, self.outputs)
         self._by_key: dict[str, Request] = {}
         self.steps = self
         self.endpoint = self._handoffs.receiver.endpoint
@@ -53,7 +55,7 @@ class DecodeWorker:
         if failure := self._refusal(router, request, len(token_ids)):
             router.send(Delta(request.request_id, failure=failure))
             return
-        if request.sampling.grammar is None or self._runtime.assembly.engine_masks:
+        if request.sampling.grammar is None or self._runtime.assembly.limits.masks:
             self._accept(router, request, token_ids, None)
             return
         key = (router, request.request_id)
@@ -91,7 +93,7 @@ class DecodeWorker:
             due_s=due_at(request.due_ms),
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
-        begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.repeats(sampling)
+        begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.limits.repeats(sampling)
         phase = Phase.RESERVING if request.prefill and self._takes_kv and not begins_again else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, accepted.late)
@@ -132,7 +134,7 @@ class DecodeWorker:
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
         elif request.num_prompt_tokens + request.sampling.max_tokens > limit:
             problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
-        elif unsupported := self._runtime.assembly.refuses(request.sampling):
+        elif unsupported := self._runtime.assembly.limits.refuses(request.sampling):
             return Failure("unsupported", unsupported, retryable=True, worker_id=worker_id)
         else:
             return None

@@ -22,9 +22,11 @@ from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillReque
 from decode_worker.prefill_link import PrefillLink
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
-from engine.core.engine import Engine, SequenceOutput
+from engine.interface import Engine
+from engine.sequences.output import SequenceOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
+from worker.engines.base import SharedKv
 from worker.runtime import WorkerRuntime
 from worker.stamps import due_in_ms
 
@@ -41,6 +43,7 @@ class Handoffs:
     def __init__(
         self,
         runtime: WorkerRuntime,
+        kv: SharedKv,
         fail: Callable[[Request, Failure], None],
         on_outputs: Callable[[list[SequenceOutput]], None],
     ) -> None:
@@ -49,11 +52,12 @@ class Handoffs:
         self._bridge = runtime.bridge
         self._fail = fail
         self._on_outputs = on_outputs
-        assembly, config = runtime.assembly, runtime.config
-        identity = assembly.identity(runtime.worker_id, runtime.incarnation)
-        self._other_slabs = assembly.other_slabs()
+        self._engine = kv.engine
+        config = runtime.config
+        identity = runtime.assembly.identity(runtime.worker_id, runtime.incarnation)
+        self._other_slabs = kv.other_slabs()
         self.receiver = Receiver(
-            assembly.own_slab,
+            kv.slab,
             identity,
             config.transfer,
             config.workers.host,
@@ -62,9 +66,9 @@ class Handoffs:
             runtime.keys.cluster,
         )
         self.reservations = Reservations(
-            assembly.engine,
+            kv.engine,
             self.receiver,
-            assembly.layout.block_size,
+            runtime.assembly.layout.block_size,
             config.transfer.lease_ttl_s,
             functools.partial(self._bridge.from_engine, self._granted),
         )
@@ -199,19 +203,19 @@ class Handoffs:
         request.prompt_logprobs = first.prompt_logprobs
         self._runtime.metrics.received(event.transport, event.kv_bytes)
         self._bridge.post(
-            lambda engine: self._admit(engine, request, first),
+            lambda _: self._admit(request, first),
             lambda output: self._on_outputs([output] if output else []),
         )
 
-    def _admit(self, engine: Engine, request: Request, first: FirstToken) -> SequenceOutput | None:
+    def _admit(self, request: Request, first: FirstToken) -> SequenceOutput | None:
         """Engine thread. None: the engine draws the first token itself."""
-        output: SequenceOutput | None = engine.admit(request.sequence, first.token_id, first.logprobs)
+        output = self._engine.admit(request.sequence, first.token_id, first.logprobs)
         self.reservations.retry()
         return output
 
-    def _release(self, request: Request, engine: Engine) -> None:
+    def _release(self, request: Request, _: Engine) -> None:
         """Engine thread."""
-        engine.release(request.sequence)
+        self._engine.release(request.sequence)
         self.reservations.retry()
 
     def _fail_if_alive(self, request: Request, reason: str) -> None:

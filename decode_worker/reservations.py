@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from baton_proto.worker import PrefillTarget
 from decode_worker.request import Phase, Request
-from engine.core.engine import Engine
-from engine.core.scheduler import LOOK_AHEAD
+from engine.interface import LOOK_AHEAD, KvEngine
 from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
 
@@ -27,7 +26,7 @@ class Reservations:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: KvEngine,
         receiver: Receiver,
         block_size: int,
         lease_ttl_s: float,
@@ -74,7 +73,7 @@ class Reservations:
                 beside.append(sequence)
             elif not sequence.block_table:
                 passed += 1
-                is_over = not self._engine.block_manager.restores(sequence) or passed == LOOK_AHEAD
+                is_over = not self._engine.restores(sequence) or passed == LOOK_AHEAD
 
     def _lease(self, request: Request) -> None:
         sequence = request.sequence

@@ -13,14 +13,14 @@ import structlog
 
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
 from kvtransfer.prefill_side.push import PushResult
 from prefill_worker.no_requests import NoRequests
 from prefill_worker.prefill_stream import PrefillStreams
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
-from runtime.errors import BatonError
+from runtime.errors import BatonError, UnavailableError
 from runtime.grammar.matcher import Matcher
 from runtime.streams.message_stream import MessageStream
 from worker.in_flight import InFlight
@@ -62,10 +62,13 @@ class PrefillWorker:
         self._by_job: dict[ShippingJob, Prompt] = {}
         self.steps = NoRequests(runtime.worker_id)
         self._streams = PrefillStreams(self.accept, self.cancel, self.decode_worker_gone)
-        assembly = runtime.assembly
+        assembly, kv = runtime.assembly, runtime.assembly.kv
+        if kv is None:
+            problem = f"a worker with {assembly.name} sends no KV in a service that began with workers.prefill: 0"
+            raise UnavailableError(problem)
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
-        self._sender = assembly.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
-        self._shipping = Shipping(assembly.engine, self._sender, self._push_done)
+        self._sender = kv.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
+        self._shipping = Shipping(kv.engine, self._sender, self._push_done)
 
     def stream_handlers(self) -> dict[str, Handler]:
         return {PREFILL: self._streams.serve}
@@ -78,7 +81,7 @@ class PrefillWorker:
             failure = Failure("refused", problem, retryable=True, worker_id=self._runtime.worker_id)
             stream.send(PrefillFailed(request.request_id, failure))
             return
-        if request.sampling.grammar is None or self._runtime.assembly.engine_masks:
+        if request.sampling.grammar is None or self._runtime.assembly.limits.masks:
             self._begin(stream, request, token_ids, None)
             return
         key = (stream, request.request_id)

@@ -12,8 +12,9 @@ import structlog
 from baton_proto.sampling import TokenLogprobs
 from baton_proto.timeline import micros
 from baton_proto.worker import MAJOR, FirstToken, Grant, encode
-from engine.core.engine import Engine, SequenceOutput, StepOutput
+from engine.interface import KvEngine
 from engine.sequences.batch import Batch, LayerDone
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.prefill_side.sending import KvPush, KvSender, Piece
@@ -39,7 +40,7 @@ class Shipping:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: KvEngine,
         sender: KvSender,
         on_done: Callable[[ShippingJob, PushResult], None],
     ) -> None:

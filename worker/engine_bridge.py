@@ -8,46 +8,31 @@ Snapshots and cancels rely on this order.
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from baton_proto.discovery import WorkerLoad
-from engine.core.engine import Engine, StepOutput
-from engine.core.loop import EngineLoop
-from engine.runners.gathered_steps import GatheredSteps
+from engine.interface import Engine
+from engine.sequences.output import StepOutput
+from worker.engines.base import MakeLoop
+from worker.gathered_steps import GatheredSteps
 
 T = TypeVar("T")
 
 log = structlog.get_logger()
 
 
-class Loop(Protocol):
-    """What steps an engine: `engine.core.loop.EngineLoop`, or the mock's `engine.runners.timed_loop.TimedLoop`."""
-
-    ended: concurrent.futures.Future[None]
-    on_event_loop: bool  # else on a thread of its own
-
-    def start(self) -> None: ...
-
-    def stop(self, timeout_s: float) -> None: ...
-
-    def call(self, function: Callable[[Engine], T]) -> concurrent.futures.Future[T]: ...
-
-
-LoopFactory = Callable[[Engine, Callable[[StepOutput], None]], Loop]
-
-
 class EngineBridge:
-    """The engine thread is whatever `loop_factory` runs the engine on. `on_step` runs on the event loop after each
-    step, or after several quick ones within `gather_s`, with the load at that moment; `on_step_here` runs on the engine
+    """The engine thread is whatever `make_loop` runs the engine on. `on_step` runs on the event loop after each step,
+    or after several quick ones within `gather_s`, with the load at that moment; `on_step_here` runs on the engine
     thread after each step."""
 
     def __init__(
         self,
         engine: Engine,
+        make_loop: MakeLoop,
         on_step: Callable[[StepOutput, WorkerLoad], None],
-        loop_factory: LoopFactory = EngineLoop,
         on_step_here: Callable[[StepOutput], None] = lambda _: None,
         gather_s: float = 0.0,
     ) -> None:
@@ -56,8 +41,7 @@ class EngineBridge:
         self._engine = engine
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
-        self._thread = loop_factory(engine, self._step_done)
-        engine.block_manager.on_copied(lambda: self._thread.call(lambda _: None))  # a step follows
+        self._thread = make_loop(self._step_done)
         self._fault: asyncio.Future[Exception] = self._loop.create_future()
 
     def start(self) -> None:

@@ -1,87 +1,107 @@
-"""An external worker from start to end: it is there while its server is, each time as a new incarnation."""
+"""A worker alone in its process: one life with an engine of its own, or a life each time that an engine elsewhere is
+there, each as a new incarnation."""
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
 import structlog
+import uvloop
 
 from baton_proto.discovery import WorkerRecord
-from engine.vllm.server.agreement import Facts, agreed
-from engine.vllm.server.core import POLL_S, ServerCore
-from engine.vllm.server.server import VllmServer
-from runtime.config.external import ExternalWorkerConfig
-from runtime.config.serving import ServingConfig
-from runtime.errors import BatonError, ConfigError, UnavailableError
+from runtime.config.serving import ServingConfig, load_config
+from runtime.errors import BatonError, UnavailableError
+from runtime.processes.collector import calm_collector
 from runtime.processes.serving import stop_signal
-from worker.engines.external import external_assembly, prepared
+from runtime.telemetry.logging import configure_logging
+from worker.arguments import parse_arguments
+from worker.engines.base import EngineElsewhere
+from worker.engines.table import build_worker_engine, engine_elsewhere
 from worker.process import RoleFactory, announce_ready, serve_worker, shared_parts
 
-START_SHARE = 0.8  # of the time that a worker's start may take, for its server to appear
-RETRY_S = 2.0
+START_SHARE: Final = 0.8  # of the time that a worker's start may take, for its engine elsewhere to appear
+RETRY_S: Final = 1.0
 
 log = structlog.get_logger()
 
 
-async def run_external(config: ServingConfig, external: ExternalWorkerConfig, build_role: RoleFactory) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError, or UnavailableError when the server is not there
-    in time for the first start; later on its absence is waited out."""
-    worker = _ExternalWorker(config, external, build_role)
-    async with VllmServer(external) as server:
-        while not worker.stop.is_set():
-            facts = await worker.found(server)
-            if facts is not None:
-                await worker.live(server, facts)
+def main(build_role: RoleFactory, adapted: Callable[[ServingConfig], ServingConfig] = lambda config: config) -> None:
+    """The process of one worker. `adapted`: its configuration as the role takes it."""
+    arguments = parse_arguments(f"{build_role.name}_worker")
+    try:
+        config = adapted(load_config(arguments.config))
+        configure_logging(config.logging, arguments.worker_id)
+        uvloop.run(run_worker(config, arguments.worker_id, build_role))
+    except BatonError as error:
+        raise SystemExit(f"{arguments.worker_id}: {error}") from None
 
 
-class _ExternalWorker:
-    def __init__(self, config: ServingConfig, external: ExternalWorkerConfig, build_role: RoleFactory) -> None:
-        self.stop = stop_signal()
+async def run_worker(config: ServingConfig, worker_id: str, build_role: RoleFactory) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError, ModelError or UnavailableError."""
+    stop = stop_signal()
+    external = config.external_worker(worker_id)
+    if external is not None:
+        await Lives(config, worker_id, build_role, engine_elsewhere(config, external), stop).live_while_there()
+        return
+    assembly = build_worker_engine(config)
+
+    def on_ready(record: WorkerRecord) -> None:
+        calm_collector()
+        announce_ready(record)
+
+    async with shared_parts(config, worker_id) as shared:
+        await serve_worker(shared, worker_id, build_role, assembly, stop, on_ready)
+
+
+class Lives:
+    """The lives of a worker whose engine is elsewhere."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        worker_id: str,
+        build_role: RoleFactory,
+        engine: EngineElsewhere,
+        stop: asyncio.Event,
+    ) -> None:
         self._config = config
-        self._external = external
+        self._worker_id = worker_id
         self._build_role = build_role
-        self._ours = prepared(config)
+        self._engine = engine
+        self._stop = stop
         self._was_ready = False
-        self._deadline_s = time.monotonic() + START_SHARE * config.workers.ready_timeout_s
+        self._told = ""  # why there is no engine
 
-    async def found(self, server: VllmServer) -> Facts | None:
-        """Waits until the server is there and agrees with us; None: it is time to stop. Raises ConfigError or
-        UnavailableError before the worker was ever ready."""
-        told = ""
-        while not self.stop.is_set():
-            try:
-                return await agreed(self._config, self._external, self._ours.files, server)
-            except (UnavailableError, ConfigError) as error:
-                final = isinstance(error, ConfigError) or time.monotonic() >= self._deadline_s
-                if final and not self._was_ready:
-                    raise
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("waiting for the engine", worker=self._external.name, reason=told)
-            await _wait(self.stop, RETRY_S)
-        return None
+    async def live_while_there(self) -> None:
+        """Returns after the drain. Raises ConfigError, or UnavailableError when the engine is not there in time for the
+        first life; later on its absence is waited out."""
+        deadline_s = time.monotonic() + START_SHARE * self._config.workers.ready_timeout_s
+        async with self._engine:
+            while not self._stop.is_set():
+                try:
+                    await self._live()
+                except BatonError as error:
+                    may_come = isinstance(error, UnavailableError) and time.monotonic() < deadline_s
+                    if not self._was_ready and not may_come:
+                        raise
+                    self._tell(str(error))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), RETRY_S)
 
-    async def live(self, server: VllmServer, facts: Facts) -> None:
-        """Returns when the server is lost, or after the drain."""
-        name = self._external.name
-        try:
-            async with ServerCore(server) as core, shared_parts(self._config, name) as shared:
-                assembly = external_assembly(self._config, self._external, self._ours, facts, core)
-                await serve_worker(shared, name, self._build_role, assembly, self.stop, self._ready)
-        except BatonError as error:
-            if not self._was_ready:
-                raise
-            log.warning("the engine is lost", worker=name, reason=str(error))
-            await _wait(self.stop, POLL_S)
+    async def _live(self) -> None:
+        """Returns after the drain. Raises what says that the engine is not there, or is lost."""
+        async with self._engine.life() as assembly, shared_parts(self._config, self._worker_id) as shared:
+            await serve_worker(shared, self._worker_id, self._build_role, assembly, self._stop, self._ready)
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            log.warning("waiting for the engine", worker=self._worker_id, reason=reason)
 
     def _ready(self, record: WorkerRecord) -> None:
         if not self._was_ready:
             announce_ready(record)
         self._was_ready = True
-
-
-async def _wait(stop: asyncio.Event, seconds: float) -> None:
-    """Returns early when it is time to stop."""
-    try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return
+        self._told = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import Histogram
 
 from baton_proto.discovery import WorkerLoad
-from engine.core.engine import Engine
+from engine.interface import Engine
 from runtime.kv_events.publisher import EventPublisher
 from runtime.telemetry.metrics import ProcessMetrics, Samples
 
@@ -71,7 +71,7 @@ GAUGES: dict[str, tuple[str, Value]] = {
     "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.load.host_blocks_used),
     "kv_blocks_kept": (
         "KV blocks that requests asked to keep",
-        lambda of: of.engine.block_manager.num_kept,
+        lambda of: of.engine.counts().blocks_kept,
     ),
     "kv_host_blocks_capacity": (
         "KV blocks that the host tier has room for",
@@ -91,31 +91,31 @@ GAUGES: dict[str, tuple[str, Value]] = {
 COUNTERS: dict[str, tuple[str, Value]] = {
     "requests": ("Requests accepted", lambda of: of.requests),
     "request_failures": ("Requests that ended in a failure", lambda of: of.failures),
-    "prompt_tokens": ("Prompt tokens computed", lambda of: of.engine.num_prompt_tokens),
+    "prompt_tokens": ("Prompt tokens computed", lambda of: of.engine.counts().prompt_tokens),
     "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", lambda of: of.output_tokens),
     "preemptions": (
         "Sequences that had to give their blocks to others",
-        lambda of: of.engine.scheduler.num_preemptions,
+        lambda of: of.engine.counts().preemptions,
     ),
     "kv_blocks_restored": (
         "KV blocks copied back from the host tier instead of being computed",
-        lambda of: of.engine.block_manager.num_raised,
+        lambda of: of.engine.counts().blocks_restored,
     ),
     "kv_blocks_lowered": (
         "KV blocks copied to the host tier instead of being forgotten",
-        lambda of: of.engine.block_manager.num_moved_down,
+        lambda of: of.engine.counts().blocks_lowered,
     ),
     "kv_blocks_read": (
         "KV blocks read from the disk tier into the host tier",
-        lambda of: of.engine.block_manager.num_read,
+        lambda of: of.engine.counts().blocks_read,
     ),
     "kv_disk_errors": (
         "Reads and writes of the disk tier that failed, or found a damaged block",
-        lambda of: of.engine.block_manager.num_disk_errors,
+        lambda of: of.engine.counts().disk_errors,
     ),
     "prefix_collisions": (
         "Looks into the prefix cache that found other tokens under a prefix's hash",
-        lambda of: of.engine.block_manager.num_collisions,
+        lambda of: of.engine.counts().prefix_collisions,
     ),
     "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
     "event_batches_published": ("Batches of KV events for the routers", lambda of: of.publisher.last_event_id),

@@ -19,11 +19,10 @@ from runtime.discovery.load_board import publish_load
 from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
-from runtime.processes.collector import calm_collector
 from runtime.processes.open_files import raise_open_files
-from runtime.processes.serving import print_ready, stop_signal
+from runtime.processes.serving import print_ready
 from runtime.security.keys import Keys, check_reach, load_keys
-from worker.engines.own import EngineAssembly, EngineFactory, build_worker_engine
+from worker.engines.base import EngineAssembly
 from worker.metrics import MetricsEndpoint, WorkerMetrics
 from worker.role import Role
 from worker.rpc_server import WorkerService
@@ -44,21 +43,6 @@ class RoleFactory(Protocol):
     name: str
 
     def __call__(self, runtime: WorkerRuntime) -> Role: ...
-
-
-async def run_worker(
-    config: ServingConfig, worker_id: str, build_role: RoleFactory, build: EngineFactory = build_worker_engine
-) -> None:
-    """One worker alone in its process: serves until SIGTERM or SIGINT, then drains."""
-    stop = stop_signal()
-    assembly = build(config)
-
-    def on_ready(record: WorkerRecord) -> None:
-        calm_collector()
-        announce_ready(record)
-
-    async with shared_parts(config, worker_id) as shared:
-        await serve_worker(shared, worker_id, build_role, assembly, stop, on_ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +149,7 @@ async def _drain(runtime: WorkerRuntime) -> None:
 
 async def _flush(runtime: WorkerRuntime, until_s: float) -> None:
     with suppress(UnavailableError):  # the engine has ended
-        while await runtime.bridge.call(lambda engine: engine.block_manager.flush()) and time.monotonic() < until_s:
+        while await runtime.bridge.call(lambda engine: engine.flush()) and time.monotonic() < until_s:
             await asyncio.sleep(FLUSH_POLL_S)
 
 
@@ -196,8 +180,8 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         pid=os.getpid(),
         metrics_address=metrics_address,
         kv_form=assembly.announced_form,
-        heeds_due=assembly.heeds_due,
-        engine=assembly.kind,
+        heeds_due=assembly.limits.heeds_due,
+        engine=assembly.name,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 

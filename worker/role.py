@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Failure
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.sequences.output import SequenceOutput, StepOutput
 from worker.in_flight import InFlight
 from worker.step_stream import StepHandler
 from worker.stream_server import Handler

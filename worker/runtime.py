@@ -6,11 +6,10 @@ import asyncio
 import msgspec
 import structlog
 
-from baton_proto.decoding import MAX_MS
 from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
 from baton_proto.grammar import Grammar
 from baton_proto.worker import MAJOR, Hello
-from engine.core.engine import StepOutput
+from engine.sequences.output import StepOutput
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.errors import BatonError, ModelError, UnavailableError
@@ -18,7 +17,7 @@ from runtime.grammar.matcher import Matcher
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
 from worker.engine_bridge import EngineBridge
-from worker.engines.own import EngineAssembly
+from worker.engines.base import EngineAssembly
 from worker.metrics import WorkerMetrics
 from worker.role import Role
 from worker.step_stream import StepStreams
@@ -46,8 +45,8 @@ class WorkerRuntime:
         self.publisher = publisher
         self.bridge = EngineBridge(
             assembly.engine,
+            assembly.make_loop,
             self._step_done,
-            assembly.loop,
             lambda output: self.role.step_done(output),
             config.workers.gather_ms / 1000,
         )
@@ -72,7 +71,7 @@ class WorkerRuntime:
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """Tags of the memory that is given back (see engine/loading/model_memory.py)."""
+        """Tags of the memory that is given back."""
         return self.assembly.memory.asleep
 
     @property
@@ -100,18 +99,13 @@ class WorkerRuntime:
     async def load_report(self) -> LoadReport:
         """A report for the metrics plane, with the steps timed since the last report. Waits for the running step to
         end."""
-        self._engine_load, context_tokens, steps, (host_ms, disk_ms) = await self.bridge.call(
-            lambda engine: (engine.load(), engine.context_tokens(), engine.timed_steps.take(), engine.restoring_ms())
-        )
+        self._engine_load, pace = await self.bridge.call(lambda engine: (engine.load(), engine.pace()))
         return LoadReport(
-            DISCOVERY_MAJOR,
-            self.worker_id,
-            self.incarnation,
-            self.load,
-            context_tokens=context_tokens,
-            steps=steps,
-            host_token_ms=min(host_ms, MAX_MS),
-            disk_token_ms=min(disk_ms, MAX_MS),
+            version=DISCOVERY_MAJOR,
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            load=self.load,
+            **msgspec.structs.asdict(pace),
         )
 
     async def drain(self, timeout_s: float) -> int:
@@ -122,7 +116,7 @@ class WorkerRuntime:
 
     async def read_vocabulary(self) -> None:
         """Before the first request, because it holds Python's lock for up to a second."""
-        if self.assembly.engine_masks:
+        if self.assembly.limits.masks:
             return
         try:
             await asyncio.to_thread(self.assembly.grammars.read_vocabulary)

@@ -3,16 +3,14 @@ requests. Routers learn of both from the state in the worker's record."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from inspect import isawaitable
 from typing import TypeVar
 
 import structlog
 
-from baton_proto.kv_events import KvEvent
 from baton_proto.worker import TAGS, SleepReport
-from engine.core.engine import Engine
-from engine.loading.model_memory import LEVELS
+from engine.interface import LEVELS
 from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
 
@@ -40,7 +38,7 @@ class Sleeper:
             try:
                 if not runtime.asleep:
                     await self.let_go(timeout_s)
-                    await self.forget(lower_prefixes if level == 1 else forget_prefixes)
+                    await self.forget(keep=level == 1)
                 freed = await _done(await runtime.bridge.call(lambda _: runtime.assembly.memory.sleep(level)))
             except (UnavailableError, RuntimeError) as error:  # torch raises RuntimeError without host memory
                 await self.rise()
@@ -77,9 +75,9 @@ class Sleeper:
             raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
         await runtime.role.suspend(timeout_s)
 
-    async def forget(self, prefixes: Callable[[Engine], list[KvEvent]]) -> None:
-        """Lets go of cached prefixes. Raises UnavailableError."""
-        self._runtime.publisher.publish(await self._runtime.bridge.call(prefixes))
+    async def forget(self, *, keep: bool) -> None:
+        """Lets go of cached prefixes; `keep`: but for those that fit into host memory. Raises UnavailableError."""
+        self._runtime.publisher.publish(await self._runtime.bridge.call(lambda engine: engine.drop_cache(keep=keep)))
         await self._runtime.fresh_load()
 
     async def rise(self) -> None:
@@ -98,17 +96,3 @@ class Sleeper:
 async def _done(result: T | Awaitable[T]) -> T:
     """Waits for what an engine in another process does."""
     return await result if isawaitable(result) else result
-
-
-def forget_prefixes(engine: Engine) -> list[KvEvent]:
-    """Raises UnavailableError when a block is still in use."""
-    engine.block_manager.check_unused()
-    engine.block_manager.clear()
-    return engine.block_manager.take_events()
-
-
-def lower_prefixes(engine: Engine) -> list[KvEvent]:
-    """Keeps what fits into host memory. Raises UnavailableError when a block is still in use."""
-    engine.block_manager.check_unused()
-    engine.block_manager.vacate()
-    return engine.block_manager.take_events()

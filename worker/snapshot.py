@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.worker import SnapshotChunk
-from engine.core.engine import Engine
 from runtime.kv_events.publisher import EventPublisher
 from worker.engine_bridge import EngineBridge
 
@@ -27,9 +26,6 @@ class Snapshot:
 async def take_snapshot(bridge: EngineBridge, publisher: EventPublisher) -> Snapshot:
     future: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
 
-    def on_engine_thread(engine: Engine) -> tuple[list[KvEvent], list[Stored]]:
-        return engine.block_manager.take_events(), engine.block_manager.runs()
-
     def on_event_loop(taken: tuple[list[KvEvent], list[Stored]]) -> None:
         events, runs = taken
         if events:
@@ -38,7 +34,7 @@ async def take_snapshot(bridge: EngineBridge, publisher: EventPublisher) -> Snap
         if not future.done():
             future.set_result(Snapshot(publisher.last_event_id, runs))
 
-    bridge.post(on_engine_thread, on_event_loop)
+    bridge.post(lambda engine: engine.snapshot(), on_event_loop)
     return await future
 
 

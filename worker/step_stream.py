@@ -13,8 +13,8 @@ import structlog
 from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.worker import Cancel, Delta, StepMessage, Submit, WorkerCommand
-from engine.runners.gathered_steps import gather_s
 from runtime.streams.message_stream import MessageStream
+from worker.gathered_steps import gather_s
 
 decode_command = decoder(WorkerCommand)
 
@@ -25,7 +25,7 @@ class RouterStream:
     """One router's open stream. Event loop only.
 
     The first and the last news of a request leave on the next turn of the event loop, because a client waits for them.
-    Other news leave at most every `gather_s`, see engine/runners/gathered_steps.py.
+    Other news leave at most every `gather_s`, see worker/gathered_steps.py.
     """
 
     def __init__(

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from baton_proto.worker import UpdateReport, UpdateRequest
-from engine.core.engine import Engine
-from engine.tiers.disk_kv import fingerprint
+from engine.interface import Engine
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ModelError, UnavailableError
 from worker.runtime import WorkerRuntime
-from worker.sleep import Sleeper, forget_prefixes
+from worker.sleep import Sleeper
 
 if TYPE_CHECKING:  # the mock engine needs no torch
     from engine.model.checkpoint import Checkpoint
@@ -95,13 +94,12 @@ class WeightsUpdater:
     async def _load(self, checkpoint: "Checkpoint") -> None:
         runtime, assembly = self._runtime, self._runtime.assembly
 
-        def read(engine: Engine) -> None:
+        def read(_: Engine) -> None:
             assembly.memory.read(checkpoint)
-            name = fingerprint(assembly.own_slab.layout, assembly.model_hash, assembly.ranks)
-            engine.block_manager.move_disk(name)
+            assembly.weights_changed()
 
         try:
-            await self._sleeper.forget(forget_prefixes)
+            await self._sleeper.forget(keep=False)
             await runtime.bridge.call(read)
             await asyncio.to_thread(runtime.role.weights_changed)
         finally:

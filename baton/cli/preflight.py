@@ -8,7 +8,6 @@ from baton.service.nats_server import STORE_KEY
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv
-from engine.vllm.arguments import check_keys, check_sharing
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.api.wishes.sampling_options import chosen_defaults
@@ -23,6 +22,7 @@ from runtime.own_files import make_folder
 from runtime.processes.other_python import interpreter
 from runtime.processes.ports import try_to_listen
 from runtime.security.secret import read_secrets
+from worker.engines.table import rows_of
 
 
 def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None) -> None:
@@ -39,10 +39,10 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     if config.external_workers and not config.workers.count("decode"):
         return
     _check_pairs(config)
-    if config.uses("vllm"):
-        check_keys(config)
-        check_sharing(config)
-        interpreter(config)
+    for row in rows_of(config):
+        row.checked(config)
+        if row.needs:
+            interpreter(config, row.name, row.needs)
     if not config.uses("baton"):
         return
     if not is_mock(config):

@@ -24,10 +24,11 @@ from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, with_overrides
 from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
 from runtime.config.types import Workers
-from runtime.config.workers import EngineCounts, WorkerEngine
+from runtime.config.workers import WorkerEngine
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
+from worker.engines.table import NAMES
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,17 +42,16 @@ def _option(group: str, metavar: str | None, words: str, *names: str, **settings
 
 def worker_counts(text: str) -> int | dict[str, int | None]:
     """What `workers.prefill` and `workers.decode` hold, of a flag. Raises typer.BadParameter."""
-    engines = EngineCounts.__struct_fields__
     try:
         if "=" not in text:
             return msgspec.convert(text, Workers, strict=False)
         parts = [part.split("=") for part in text.split(",")]
         given = msgspec.convert(dict(parts), dict[WorkerEngine, Workers], strict=False)
-        if len(given) < len(parts):
-            raise ValueError("an engine is given twice")
-        return dict.fromkeys(engines) | given  # None: what the file gives goes
+        if len(given) < len(parts) or not given.keys() <= set(NAMES):
+            raise ValueError("an engine is given twice, or there is none of this name")
+        return dict.fromkeys(NAMES) | given  # None: what the file gives goes
     except ValueError as error:
-        names = " or ".join(engines)
+        names = " or ".join(NAMES)
         raise typer.BadParameter(f"{text!r} is neither a count nor counts of {names} such as baton=1,vllm=2") from error
 
 

@@ -81,7 +81,8 @@ class EventSource:
         """The reports carry the last event id, so that routers notice what they have missed."""
         while True:
             load = WorkerLoad(last_event_id=self.last_event_id)
-            await publish_load(self._nats, LoadReport(MAJOR, self.worker_id, self.incarnation, load))
+            report = LoadReport(version=MAJOR, worker_id=self.worker_id, incarnation=self.incarnation, load=load)
+            await publish_load(self._nats, report)
             await asyncio.sleep(LOAD_INTERVAL_S)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from msgspec import Struct
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
-from engine.core.engine import Engine, SequenceOutput, StepOutput
+from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence as EngineSequence
 from router.api.wishes.prompt_logprobs import rows_in_parts
 from router.requests.request import GenerateRequest
@@ -20,7 +21,7 @@ from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.compiler import GrammarCompiler
-from worker.engines.own import EngineAssembly
+from worker.engines.own import OwnAssembly
 
 T = TypeVar("T")
 CLOSED = "this LLM is closed"
@@ -50,7 +51,7 @@ class Output(Struct):
 class Answers:
     """Any thread may ask."""
 
-    def __init__(self, assembly: EngineAssembly, tokenizer: Tokenizer) -> None:
+    def __init__(self, assembly: OwnAssembly, tokenizer: Tokenizer) -> None:
         self.memory = assembly.memory
         self.engine = assembly.engine
         self._tokenizer = tokenizer

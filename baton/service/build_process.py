@@ -10,6 +10,7 @@ from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.other_python import interpreter, package_links, with_model_folder
 from runtime.processes.process import Process
 from runtime.security.keys import load_keys
+from worker.engines.table import row_of
 
 
 def build_process(
@@ -26,8 +27,8 @@ def build_process(
         login = load_keys(config, launch.keys).nats
         return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     python = None
-    if launch.workers and config.workers.engine == "vllm":
-        python, config = interpreter(config), with_model_folder(config)
+    if launch.workers and (row := row_of(config)).needs:
+        python, config = interpreter(config, row.name, row.needs), with_model_folder(config)
         variables = {**variables, "PYTHONPATH": str(package_links(folder))}
     path = folder / f"{launch.name}.yaml"  # of its own: processes with one folder may have different engines
     path.write_text(dump_config(config))

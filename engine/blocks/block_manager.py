@@ -8,9 +8,8 @@ reused or evicted). Every operation is O(1) per block.
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from baton_proto.kv_events import KvEvent, Stored
 from engine.blocks.disk_copies import DiskBlock, DiskTier
 from engine.blocks.disk_prefixes import DiskPrefixCache
 from engine.blocks.lower_tier import LowerTier
@@ -212,53 +211,6 @@ class BlockManager:
         if 2 * self.num_free < self.tiers.spare:
             self._returned[:0] = self._evict(min(self.tiers.spare - self.num_free, self.num_cached))
         return self.tiers.land()
-
-    # --- what worker/ asks --------------------------------------------------------------------------------------------
-
-    def restores(self, sequence: Sequence) -> bool:
-        return self.tiers.restores(sequence)
-
-    def on_copied(self, wake: Callable[[], object]) -> None:
-        self.tiers.on_copied(wake)
-
-    def flush(self) -> bool:
-        return self.tiers.flush()
-
-    def move_disk(self, name: str) -> None:
-        self.tiers.move_disk(name)
-
-    def close(self) -> None:
-        self.tiers.close()
-
-    def take_events(self) -> list[KvEvent]:
-        return self.cache.take_events()
-
-    def runs(self) -> list[Stored]:
-        return self.cache.runs()
-
-    @property
-    def num_raised(self) -> int:
-        return self.tiers.num_raised
-
-    @property
-    def num_moved_down(self) -> int:
-        return self.tiers.num_moved_down
-
-    @property
-    def num_read(self) -> int:
-        return self.tiers.num_read
-
-    @property
-    def num_disk_errors(self) -> int:
-        return self.tiers.num_disk_errors
-
-    @property
-    def num_kept(self) -> int:
-        return len(self.cache.kept)
-
-    @property
-    def num_collisions(self) -> int:
-        return self.cache.table.num_collisions
 
     # ------------------------------------------------------------------------------------------------------------------
 

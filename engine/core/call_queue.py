@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from engine.core.engine import Engine
 from runtime.errors import UnavailableError
 
 T = TypeVar("T")
@@ -17,18 +16,18 @@ class CallQueue:
     """Functions in the order of the calls. Any thread adds; the engine's thread runs or refuses."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._calls: deque[tuple[Callable[[Any], Any], Future[Any]]] = deque()
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, function: Callable[[Engine], T]) -> Future[T]:
+    def add(self, function: Callable[[Any], T]) -> Future[T]:
         """The future holds what `function` returned or raised, or UnavailableError when the loop ended first."""
         future: Future[T] = Future()
         self._calls.append((function, future))
         return future
 
-    def run(self, engine: Engine) -> None:
+    def run(self, engine: object) -> None:
         """Runs the functions that are here now; those that they add in turn come after the next step."""
         for _ in range(len(self._calls)):
             function, future = self._calls.popleft()
@@ -58,7 +57,7 @@ class EventLoopCalls(CallQueue):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def add(self, function: Callable[[Engine], T]) -> Future[T]:
+    def add(self, function: Callable[[Any], T]) -> Future[T]:
         if self._loop.is_closed():
             return refused_call()
         future = super().add(function)

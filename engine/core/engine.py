@@ -15,63 +15,21 @@ from collections.abc import Callable, Iterator, Sequence as Run
 import structlog
 from msgspec import Struct, structs
 
-from baton_proto.discovery import WorkerLoad
-from baton_proto.kv_events import KvEvent
-from baton_proto.sampling import PromptLogprobs, TokenLogprobs
+from baton_proto.decoding import MAX_MS
+from baton_proto.discovery import Pace, WorkerLoad
+from baton_proto.kv_events import KvEvent, Stored
+from baton_proto.sampling import TokenLogprobs
 from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
 from engine.core.timed_steps import TimedSteps
+from engine.interface import Counts
 from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.sequences.moves import BEFORE_STEP
+from engine.sequences.output import SequenceOutput, StepOutput, finish_reason
 from engine.sequences.sequence import PENDING, Sequence, SequenceStatus
 from runtime.errors import InvalidRequestError, RankLostError
 
 log = structlog.get_logger()
-
-
-class SequenceOutput(Struct, frozen=True):
-    """News of one sequence. Nothing follows the one with `finish`."""
-
-    sequence: Sequence
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]  # as many as token_ids, or none
-    finish: str | None = None  # "stop" | "length" | "prefill" | "error"
-    stop_token: int | None = None  # the EOS or stop token that ended it, which is the last of token_ids
-    error: str | None = None  # the reason of finish "error"
-    prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
-    refused: bool = False  # the error is the request's: this engine cannot serve it, another kind of engine may
-    invalid: bool = False  # the error is the request's, wherever it is served
-
-
-class StepOutput(Struct, frozen=True):
-    """What came of a step. With `num_tokens` 0 and no outputs, every sequence waits until somebody frees blocks, or the
-    tiers have copied some."""
-
-    outputs: list[SequenceOutput]
-    events: list[KvEvent]
-    num_tokens: int = 0  # submitted to the runner, or else collected from it
-    restored: bool = False  # whether sequences that waited for the tiers may go on
-    may_wait: bool = False  # none has a first or last token, and a step of decodes is on its way
-    step_ms: list[float] = []  # how long the steps took whose end this tells; empty where the load alone says it
-
-    @property
-    def is_news(self) -> bool:
-        return bool(self.num_tokens or self.outputs or self.events or self.restored)
-
-
-def finish_reason(sequence: Sequence, token_id: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
-    """(finish, stop token) of the newest token. Invariant: the sampler gives no stop token before `min_tokens`."""
-    sampling = sequence.sampling
-    if sequence.prefill_only:
-        return "prefill", None
-    if token_id in sampling.stop_token_ids:
-        return "stop", token_id
-    # A grammar allows EOS where nothing else may follow.
-    if token_id in eos_token_ids and not (sampling.ignore_eos and sampling.grammar is None):
-        return "stop", token_id
-    if len(sequence.token_ids) - sequence.num_prompt_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
-        return "length", None
-    return None, None
 
 
 class _InFlight(Struct, frozen=True):
@@ -176,9 +134,36 @@ class Engine:
             self._finish(sequence)
         return sequence
 
+    # --- the prefix cache ---------------------------------------------------------------------------------------------
+
     def clear_cache(self) -> None:
         """Forgets all prefixes that no sequence holds."""
         self.block_manager.clear()
+
+    def drop_cache(self, *, keep: bool) -> list[KvEvent]:
+        """See `engine.interface.Engine`."""
+        self.block_manager.check_unused()
+        if keep:
+            self.block_manager.vacate()
+        else:
+            self.block_manager.clear()
+        return self.block_manager.cache.take_events()
+
+    def snapshot(self) -> tuple[list[KvEvent], list[Stored]]:
+        """See `engine.interface.Engine`."""
+        return self.block_manager.cache.take_events(), self.block_manager.cache.runs()
+
+    def flush(self) -> bool:
+        """See `TierTraffic.flush`."""
+        return self.block_manager.tiers.flush()
+
+    def restores(self, sequence: Sequence) -> bool:
+        """See `TierTraffic.restores`."""
+        return self.block_manager.tiers.restores(sequence)
+
+    def on_copied(self, wake: Callable[[], object]) -> None:
+        """`wake` is called on some thread when the tiers have done something that a step books."""
+        self.block_manager.tiers.on_copied(wake)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -386,13 +371,25 @@ class Engine:
             step_ms=self._step_ms,
         )
 
-    def restoring_ms(self) -> tuple[float, float]:
-        """See `TierTraffic.restoring_ms`."""
-        return self.block_manager.tiers.restoring_ms()
+    def pace(self) -> Pace:
+        """How fast the engine works, with the steps timed since the last call."""
+        context_tokens = sum(sequence.num_tokens for sequence in self.scheduler.running)
+        host_ms, disk_ms = (min(ms, MAX_MS) for ms in self.block_manager.tiers.restoring_ms())
+        return Pace(context_tokens, self.timed_steps.take(), host_ms, disk_ms)
 
-    def context_tokens(self) -> int:
-        """Tokens of all running sequences."""
-        return sum(sequence.num_tokens for sequence in self.scheduler.running)
+    def counts(self) -> Counts:
+        """Any thread."""
+        cache, tiers = self.block_manager.cache, self.block_manager.tiers
+        return Counts(
+            prompt_tokens=self.num_prompt_tokens,
+            preemptions=self.scheduler.num_preemptions,
+            blocks_kept=len(cache.kept),
+            blocks_restored=tiers.num_raised,
+            blocks_lowered=tiers.num_moved_down,
+            blocks_read=tiers.num_read,
+            disk_errors=tiers.num_disk_errors,
+            prefix_collisions=cache.table.num_collisions,
+        )
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the books, in sentences; empty when all is well. Between steps only."""

@@ -11,7 +11,8 @@ from typing import TypeVar
 import structlog
 
 from engine.core.call_queue import CallQueue, refused_call
-from engine.core.engine import Engine, StepOutput
+from engine.core.engine import Engine
+from engine.sequences.output import StepOutput
 from runtime.errors import DeadlineError
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ class EngineLoop:
         self._wakeup = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        engine.on_copied(lambda: self.call(lambda _: None))  # a step follows
 
     def start(self) -> None:
         self._thread.start()

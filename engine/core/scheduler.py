@@ -23,10 +23,9 @@ from baton_proto.discovery import prefill_pairs
 from engine.blocks.block_manager import BlockManager
 from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
 from engine.core.timed_steps import TimedSteps
+from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
-
-LOOK_AHEAD = 8  # waiting sequences that may slip in
 
 _order = attrgetter("order")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from baton_proto.worker import KV_CACHE, TAGS, WEIGHTS
+from engine.interface import LEVELS
 from kvtransfer.slab.slab import Slab
 from runtime.device.memory_range import MemoryRange
 from runtime.errors import ModelError, UnavailableError
@@ -22,8 +23,6 @@ if TYPE_CHECKING:  # the memory of a mock engine needs no torch
 
 Tensors: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 """Whole tensors under the checkpoint's names."""
-
-LEVELS = (1, 2)
 
 
 class ModelMemory:

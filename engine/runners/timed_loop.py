@@ -12,7 +12,8 @@ from typing import TypeVar
 import structlog
 
 from engine.core.call_queue import EventLoopCalls
-from engine.core.engine import Engine, StepOutput
+from engine.core.engine import Engine
+from engine.sequences.output import StepOutput
 
 TIMER_SLACK_S = 0.002  # event loops count in milliseconds
 
@@ -37,6 +38,7 @@ class TimedLoop:
         self._next: asyncio.Handle | None = None  # the next turn, at once or when the step is over
         self._running: StepOutput | None = None  # the step that is not over yet
         self._over_s = 0.0  # the end of that step, by the event loop's clock
+        engine.on_copied(lambda: self.call(lambda _: None))  # a step follows
 
     def start(self) -> None:
         self._started = True

@@ -43,7 +43,7 @@ OURS_ALONE = (
 """Keys of the section `engine` that vLLM has nothing for. In a mixed service they are our own engine's."""
 
 
-def check_keys(config: ServingConfig) -> None:
+def check_vllm(config: ServingConfig) -> None:
     """Raises ConfigError for what vLLM's workers cannot do, and for what another key decides. What only vLLM knows is
     checked by vllm_arguments()."""
     if is_mock(config):
@@ -58,6 +58,7 @@ def check_keys(config: ServingConfig) -> None:
         if name in config.vllm:
             other = f"set {key} instead" if key else "Baton sets it; leave it out"
             raise ConfigError(f"vllm.{name}", other)
+    _check_sharing(config)
 
 
 def shares_kv(config: ServingConfig) -> bool:
@@ -65,7 +66,7 @@ def shares_kv(config: ServingConfig) -> bool:
     return config.may_have("prefill") and "vllm" in config.workers.by_engine("prefill")
 
 
-def check_sharing(config: ServingConfig) -> None:
+def _check_sharing(config: ServingConfig) -> None:
     """Raises ConfigError where workers with vLLM cannot send each other KV."""
     if shares_kv(config) and config.engine.tensor_parallel > 1:
         key = "workers.prefill" if config.workers.count("prefill") else "planner.limits.max_prefill"
@@ -80,7 +81,6 @@ def vllm_arguments(
 ) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs, which are `known`. `folder`: the model's. `events`: a KVEventsConfig's
     fields. Raises ConfigError."""
-    check_sharing(config)
     for name in config.vllm:
         if name not in known:
             near = nearest(name, known, "one")

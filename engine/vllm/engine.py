@@ -6,14 +6,15 @@ AsyncLLM makes of them: token ids go in and out, and the news of a step stay tog
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import structlog
 
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import Pace, WorkerLoad
+from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.sampling import TokenLogprobs
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.interface import Counts
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
@@ -29,14 +30,13 @@ OTHER_TURN = "the answer, computed again from its beginning, is not what the cli
 
 
 class VllmEngine:
-    """`step()` and the memory of blocks are vLLM's own; the rest has the names of `engine.core.engine.Engine`."""
+    """Implements `engine.interface.Engine`. Steps and the memory of blocks are vLLM's own."""
 
     def __init__(self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int]) -> None:
         """llm: an AsyncLLM whose own output handler does not run."""
-        self.block_manager = cache
-        self.scheduler = SimpleNamespace(num_preemptions=0)
+        self.cache = cache
         self.timed_steps = VllmSteps()
-        self.num_prompt_tokens = 0
+        self._prompt_tokens = self._preemptions = 0
         self._llm = llm
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[str, Sequence] = {}
@@ -176,8 +176,8 @@ class VllmEngine:
         if stats is None:
             return
         self._num_running = stats.num_running_reqs
-        self.block_manager.num_used = round(stats.kv_cache_usage * self.block_manager.num_blocks)
-        self.timed_steps.add(stats, outputs.timestamp, self.context_tokens())
+        self.cache.num_used = round(stats.kv_cache_usage * self.cache.num_blocks)
+        self.timed_steps.add(stats, outputs.timestamp, self._context_tokens())
 
     def _news(self, sequence: Sequence, item: Any, timestamp_s: float) -> SequenceOutput | None:
         """None while nothing is new to the client."""
@@ -225,7 +225,7 @@ class VllmEngine:
     def _note_events(self, request_id: str, item: Any) -> None:
         for event in item.events or ():
             name = event.type.name
-            self.scheduler.num_preemptions += name == "PREEMPTED"
+            self._preemptions += name == "PREEMPTED"
             if name == "SCHEDULED" and request_id in self._waiting:
                 self._begun_s.setdefault(request_id, event.timestamp)
 
@@ -234,7 +234,7 @@ class VllmEngine:
         del self._waiting[sequence.request_id]
         sequence.num_cached_tokens = self._cached_tokens(sequence, item)
         computed = len(self._prompt(sequence)) - sequence.num_cached_tokens
-        self.num_prompt_tokens += computed
+        self._prompt_tokens += computed
         sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
@@ -257,7 +257,7 @@ class VllmEngine:
 
     def load(self) -> WorkerLoad:
         """All but the leases and the last event id. Prompts that wait count with all of their tokens."""
-        cache, total = self.block_manager, len(self._sequences)
+        cache, total = self.cache, len(self._sequences)
         if not total:
             cache.num_used = self._num_running = 0  # an abort is no step
         running = min(self._num_running, total)
@@ -274,10 +274,25 @@ class VllmEngine:
             step_ms=self.timed_steps.last_ms,
         )
 
-    def restoring_ms(self) -> tuple[float, float]:
-        return 0.0, 0.0
+    def pace(self) -> Pace:
+        return Pace(self._context_tokens(), self.timed_steps.take())
 
-    def context_tokens(self) -> int:
+    def counts(self) -> Counts:
+        return Counts(prompt_tokens=self._prompt_tokens, preemptions=self._preemptions)
+
+    def snapshot(self) -> tuple[list[KvEvent], list[Stored]]:
+        """The table as far as it was told; events are published when they arrive."""
+        return [], self.cache.blocks.runs()
+
+    def drop_cache(self, *, keep: bool) -> list[KvEvent]:
+        """Does nothing: vLLM empties its cache as it falls asleep, see VllmMemory."""
+        return []
+
+    def flush(self) -> bool:
+        """Always False: vLLM's cache ends with it."""
+        return False
+
+    def _context_tokens(self) -> int:
         """Tokens of all sequences that decode."""
         return sum(sequence.num_tokens for key, sequence in self._sequences.items() if key not in self._waiting)
 

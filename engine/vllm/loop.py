@@ -1,17 +1,15 @@
-"""What runs beside a worker's event loop for vLLM: two tasks, one for its steps and one for its KV events.
-
-Interface and order are those of `EngineLoop`. Calls run between steps.
-"""
+"""vLLM's loop: tasks of the worker's event loop, one for vLLM's steps and one for its KV events."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import structlog
 
 from engine.core.call_queue import EventLoopCalls
-from engine.core.engine import Engine, StepOutput
+from engine.interface import Engine
+from engine.sequences.output import StepOutput
 from engine.vllm.engine import VllmEngine
 from engine.vllm.events.stream import VllmStream
 from engine.vllm.kv.engine import SharingEngine
@@ -25,7 +23,9 @@ T = TypeVar("T")
 
 
 class VllmLoop:
-    """Created on the event loop that it runs on. `events`: what the engine says of its cache, not yet open."""
+    """Implements `engine.interface.Loop`.
+
+    Created on the event loop that it runs on. `events`: what the engine says of its cache, not yet open."""
 
     on_event_loop = True
 
@@ -51,15 +51,10 @@ class VllmLoop:
         self._wake()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Ends the tasks, from another thread than the event loop's. Idempotent."""
         self._loop.call_soon_threadsafe(self._end, None)
         self.ended.exception(timeout_s)
 
-    def call(self, function: Callable[[Any], T]) -> Future[T]:
-        """Runs `function` with the engine, in the order of the calls. From any thread.
-
-        The future holds what it returned or raised, or UnavailableError when the loop ended first.
-        """
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
         return self._calls.add(function)
 
     def tell(self, output: StepOutput) -> None:
@@ -81,7 +76,7 @@ class VllmLoop:
 
     def _run_calls(self) -> None:
         self._next = None
-        self._calls.run(cast(Engine, self._engine))
+        self._calls.run(self._engine)
         self.tell(StepOutput(self._engine.take_dead_ends(), []))
         if self._calls:  # the calls that ran just now added them
             self._wake()
@@ -93,7 +88,7 @@ class VllmLoop:
     async def _follow_events(self) -> None:
         await self._events.open()
         async for item in self._events.messages():
-            self.tell(StepOutput([], self._engine.block_manager.take(item)))
+            self.tell(StepOutput([], self._engine.cache.take(item)))
 
     def _read_kv_news(self, engine: SharingEngine) -> None:
         try:
@@ -107,7 +102,7 @@ class VllmLoop:
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
-            self._engine.block_manager.say_what_is_missing()
+            self._engine.cache.say_what_is_missing()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()):

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from baton_proto.worker import LAST_STEPS_S, TAGS, WEIGHTS
-from engine.core.engine import StepOutput
-from engine.loading.model_memory import Tensors
+from engine.sequences.output import StepOutput
 from engine.vllm.cache import VllmCache
 from engine.vllm.loop import VllmLoop
 from runtime.errors import ModelError, UnavailableError
@@ -19,16 +19,42 @@ if TYPE_CHECKING:
 ASK_AGAIN_S: Final = (0.01, 0.5)  # first and at most; vLLM logs each time that it cannot
 
 
-class VllmMemory:
-    """Event loop only."""
+class FixedMemory:
+    """Implements `engine.interface.Memory` for a server that others use too: it neither sleeps nor takes new weights
+    at our word. Event loop only."""
 
-    problem = ""  # vLLM's weights are never half replaced by us
+    problem = ""  # the weights are never half replaced by us
+    no_update = "an external worker takes no new weights: start its engine with them"
+
+    def __init__(self, fingerprint: str) -> None:
+        """fingerprint: that of our own copy of the weights, because vLLM tells none."""
+        self.fingerprint = fingerprint
+
+    @property
+    def asleep(self) -> tuple[str, ...]:
+        return ()
+
+    def sleep(self, level: int) -> int | Awaitable[int]:
+        raise UnavailableError("an external worker does not sleep: whoever started its engine ends it")
+
+    def wake(self, tags: tuple[str, ...]) -> Awaitable[None] | None:
+        return None
+
+    def opened(self, folder: Path) -> "Checkpoint":
+        raise ModelError(WEIGHTS, self.no_update)
+
+    def read(self, checkpoint: "Checkpoint") -> None:
+        raise ModelError(WEIGHTS, self.no_update)
+
+
+class VllmMemory(FixedMemory):
+    no_update = "a worker with vLLM takes no new weights: start another one with them"
 
     def __init__(self, llm: Any, cache: VllmCache, fingerprint: str, *, on_cpu: bool) -> None:
         """On a CPU vLLM sleeps without giving memory back."""
+        super().__init__(fingerprint)
         self._on_cpu = on_cpu
         self._cannot_sleep = not on_cpu and not llm.vllm_config.model_config.enable_sleep_mode
-        self.fingerprint = fingerprint
         self.loop: VllmLoop | None = None  # set when there is one
         self._llm = llm
         self._cache = cache
@@ -79,16 +105,3 @@ class VllmMemory:
         except Exception as error:  # as above
             raise UnavailableError(f"vLLM: {error}") from error
         self._asleep -= set(tags)
-
-    def update(self, tensors: Tensors) -> None:
-        raise _no_update()
-
-    def opened(self, folder: Path) -> "Checkpoint":
-        raise _no_update()
-
-    def read(self, checkpoint: "Checkpoint") -> None:
-        raise _no_update()
-
-
-def _no_update() -> ModelError:
-    return ModelError(WEIGHTS, "a worker with vLLM takes no new weights: start another one with them")

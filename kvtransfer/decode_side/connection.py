@@ -14,9 +14,8 @@ import structlog
 from baton_proto import transfer as wire
 from baton_proto.decoding import MAX_NAME
 from kvtransfer.decode_side.ledger import Ledger, Notice
-from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.head_plan import WHOLE, Part, Shard, parts
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab, RankSlab
 from kvtransfer.transports.host_window import HostWindow
 from kvtransfer.transports.transport import BlockIntake, DecodeEnd, Transport
 from kvtransfer.wire.checksum import CHECKSUM_BYTES, block_checksums, mismatches
@@ -33,7 +32,7 @@ log = structlog.get_logger()
 class Reception:
     """What all connections of a receiver share."""
 
-    slab: Slab  # of rank 0
+    slab: EngineSlab  # of rank 0
     slabs: Sequence[RankSlab]  # of ranks 0, 1, ...
     identity: SlabIdentity
     config: TransferConfig

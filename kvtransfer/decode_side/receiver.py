@@ -22,7 +22,7 @@ from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.ledger import Ledger, Notice
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.table import check_choice, offered
 from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
@@ -52,7 +52,7 @@ class Receiver:
 
     def __init__(
         self,
-        slab: Slab,
+        slab: EngineSlab,
         identity: SlabIdentity,
         config: TransferConfig,
         host: str,

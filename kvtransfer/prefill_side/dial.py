@@ -9,7 +9,7 @@ from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.slab.head_plan import Part, fits, parts
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.mapped import MAX_FDS
 from kvtransfer.transports.table import AUTO, TRANSPORTS, obstacle, possible
 from kvtransfer.transports.transport import BlockWriter, PrefillEnd, Transport
@@ -35,7 +35,9 @@ class Dialled:
     parts: tuple[Part, ...]  # what we send
 
 
-def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None) -> Dialled:
+def dial(
+    slab: EngineSlab, identity: SlabIdentity, config: TransferConfig, grant: Grant, key: ClusterKey | None
+) -> Dialled:
     """Raises HandshakeError when the slabs do not fit, another BatonError or OSError when no connection comes about."""
     *others, last = _candidates(slab, config.transport, grant, "off" if key is None else key.mode)
     for transport in others:
@@ -46,7 +48,7 @@ def dial(slab: Slab, identity: SlabIdentity, config: TransferConfig, grant: Gran
     return _greet(last, slab, identity, config, grant, key)
 
 
-def _candidates(slab: Slab, wanted: str, grant: Grant, tls: TlsMode) -> list[Transport]:
+def _candidates(slab: EngineSlab, wanted: str, grant: Grant, tls: TlsMode) -> list[Transport]:
     """One at least. Raises TransferError."""
     memory, endpoint = slab.driver.kind, grant.endpoint
     if rows := possible(wanted, memory, endpoint, host_id(), tls):
@@ -60,7 +62,7 @@ def _candidates(slab: Slab, wanted: str, grant: Grant, tls: TlsMode) -> list[Tra
 
 def _greet(
     transport: Transport,
-    slab: Slab,
+    slab: EngineSlab,
     identity: SlabIdentity,
     config: TransferConfig,
     grant: Grant,

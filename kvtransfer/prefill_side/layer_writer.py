@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from baton_proto import transfer as wire
 from kvtransfer.prefill_side.dial import Dialled
 from kvtransfer.prefill_side.push import LayerBlocks, Push
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.host_window import HostWindow
 from kvtransfer.transports.transport import Shipment, piece_blocks
 from kvtransfer.wire.checksum import block_checksums
 
 
 class LayerWriter:
-    def __init__(self, slab: Slab, dialled: Dialled, checksum: bool) -> None:
+    def __init__(self, slab: EngineSlab, dialled: Dialled, checksum: bool) -> None:
         self._layout = slab.layout
         self._writer = dialled.writer
         self._checksum = checksum

@@ -16,7 +16,7 @@ from baton_proto.worker import Grant
 from kvtransfer.prefill_side.dial import Dialled, dial
 from kvtransfer.prefill_side.layer_writer import LayerWriter
 from kvtransfer.prefill_side.push import ChunkPush, LayerBlocks, Push, PushResult
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.transport import BlockWriter
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S
@@ -32,7 +32,7 @@ class Link:
 
     def __init__(
         self,
-        slab: Slab,
+        slab: EngineSlab,
         identity: SlabIdentity,
         config: TransferConfig,
         first: Grant,

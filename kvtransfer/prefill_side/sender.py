@@ -16,7 +16,7 @@ from kvtransfer.prefill_side.idle_pushes import IdlePushes
 from kvtransfer.prefill_side.link import Link
 from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sending import LayerDone, Piece
-from kvtransfer.slab.slab import Slab
+from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.table import check_choice
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
@@ -36,7 +36,7 @@ class Sender:
     """
 
     def __init__(
-        self, slab: Slab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
+        self, slab: EngineSlab, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None = None
     ) -> None:
         """`key`: the key that receivers must show; None: any may receive. Raises ConfigError."""
         check_choice(config.transport)

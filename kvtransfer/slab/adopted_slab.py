@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Slab
 from runtime.device.driver import MemoryDriver
 from runtime.device.memory_range import PeerRange
 from runtime.errors import UnavailableError
@@ -72,6 +71,3 @@ class AdoptedSlab:
         """Idempotent."""
         if self._fd is not None:
             self.suspend()
-
-
-RankSlab = Slab | AdoptedSlab

@@ -24,6 +24,35 @@ class Mark(Protocol):
         """The stream's work that is enqueued from now on comes after the mark."""
 
 
+class RankSlab(Protocol):
+    """Memory for KV blocks that this process maps: its own, or another rank's."""
+
+    layout: SlabLayout
+    driver: MemoryDriver
+
+    @property
+    def suspended(self) -> bool: ...
+
+    @property
+    def buffer(self) -> memoryview: ...
+
+    @property
+    def tensor(self) -> "torch.Tensor": ...
+
+    def export(self) -> int: ...
+
+
+class EngineSlab(RankSlab, Protocol):
+    """The slab that an engine of this process computes on, or one that an engine shares with it; see `Slab`."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def mark(self) -> Mark | None: ...
+
+    def clear_behind(self, block: int, used: int) -> None: ...
+
+
 class Slab:
     """Invariant: new memory is zeroed, because stale bytes that happen to be NaN survive any mask."""
 

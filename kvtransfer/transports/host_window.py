@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.byte_runs import byte_ranges
-from kvtransfer.slab.slab import Mark
+from kvtransfer.slab.slab import Mark, RankSlab
 from kvtransfer.transports.transport import piece_blocks
 
 if TYPE_CHECKING:

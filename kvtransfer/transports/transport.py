@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_proto.transfer import Blocks, ToDecode, ToPrefill, Welcome
-from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.head_plan import Part
 from kvtransfer.slab.layout import SlabLayout
-from kvtransfer.slab.slab import Mark, Slab
+from kvtransfer.slab.slab import EngineSlab, Mark, RankSlab
 from kvtransfer.wire.framing import Channel
 from kvtransfer.wire.sockets import SocketKind
 from runtime.device.driver import MemoryKind
@@ -82,7 +81,7 @@ class PrefillEnd:
     """The prefill side of a connection after the Welcome: what a writer is made of."""
 
     channel: Channel[ToPrefill]
-    slab: Slab
+    slab: EngineSlab
     peer_layout: SlabLayout  # of each of the peer's slabs
     parts: Sequence[Part]  # what we send
     welcome: Welcome

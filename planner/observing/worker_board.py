@@ -163,4 +163,6 @@ def _born_s(record: WorkerRecord) -> float:
 
 
 def _silent(record: WorkerRecord) -> LoadReport:
-    return LoadReport(record.version, record.worker_id, record.incarnation, WorkerLoad())
+    return LoadReport(
+        version=record.version, worker_id=record.worker_id, incarnation=record.incarnation, load=WorkerLoad()
+    )

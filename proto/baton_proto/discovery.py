@@ -81,15 +81,22 @@ class TimedStep(Struct, frozen=True, array_like=True):
     step_ms: float
 
 
-class LoadReport(Struct, frozen=True):
-    version: Count
-    worker_id: Name
-    incarnation: Count
-    load: WorkerLoad
+class Pace(Struct, frozen=True):
+    """How fast a worker computes and restores, as its steps tell."""
+
     context_tokens: Count = 0  # of the running sequences together
     steps: Annotated[list[TimedStep], Rows] = []  # a few of those since the last report
     host_token_ms: Ms = 0.0  # that a token's KV takes from host memory to the device, measured; 0: not known
     disk_token_ms: Ms = 0.0  # and from the disk
+
+
+class LoadReport(Pace, frozen=True, kw_only=True):
+    """A worker's pace and load, once a second."""
+
+    version: Count
+    worker_id: Name
+    incarnation: Count
+    load: WorkerLoad
 
 
 decode_record = versioned(WorkerRecord, "worker record", MAJOR, json=True)

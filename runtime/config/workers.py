@@ -1,7 +1,7 @@
 """The section `workers` of serving.yaml: how many workers there are of each role, and what computes in them."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -9,14 +9,9 @@ from msgspec import Struct
 from baton_proto.planner import DECODE, PREFILL, ROLES, Role
 from runtime.config.types import Positive, Seconds, Text, Weight, Workers
 
-WorkerEngine = Literal["baton", "vllm"]
-
-
-class EngineCounts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers of one role, by what computes in them. 0 names the engine of workers that a planner adds."""
-
-    baton: Workers | None = None
-    vllm: Workers | None = None
+WorkerEngine = Text  # a row of worker/engines/table.py
+EngineCounts = dict[WorkerEngine, Workers | None]
+"""Workers of one role, by what computes in them. 0 names the engine of workers that a planner adds."""
 
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +19,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill: Workers | EngineCounts = 1  # a number: of `engine`
     decode: Workers | EngineCounts = 1
     engine: WorkerEngine = "baton"  # where a role names none; in a worker's process: its own
-    python: Text | None = None  # with vllm: the interpreter of the environment that has it
+    python: Text | None = None  # the interpreter of the environment that has an engine which ours has not
     per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
     gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often; 0: with every step
     gather_events_ms: Weight = 20.0  # KV events leave at most so often
@@ -38,8 +33,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         counts = self.prefill if role == PREFILL else self.decode
         if isinstance(counts, int):
             return {self.engine: counts}
-        fields: dict[WorkerEngine, int | None] = {"baton": counts.baton, "vllm": counts.vllm}
-        given = {engine: count for engine, count in fields.items() if count is not None}
+        given = {engine: count for engine, count in counts.items() if count is not None}
         some = {engine: count for engine, count in given.items() if count}
         return some or (given if len(given) == 1 else {self.engine: 0})
 
@@ -58,5 +52,6 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def of(self, engine: WorkerEngine) -> Self:
         """The section for the process of a worker with this engine. The numbers of workers keep their meaning,
         also where a role has none."""
-        prefill, decode = (EngineCounts(**self.by_engine(role)) for role in (PREFILL, DECODE))
-        return msgspec.structs.replace(self, engine=engine, prefill=prefill, decode=decode)
+        return msgspec.structs.replace(
+            self, engine=engine, prefill=self.by_engine(PREFILL), decode=self.by_engine(DECODE)
+        )

@@ -1,4 +1,5 @@
-"""A worker under another interpreter, whose environment has vLLM: which of our packages it sees, and by which names."""
+"""A worker under another interpreter, whose environment has an engine that ours has not: which of our packages it sees,
+and by which names."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,14 +27,15 @@ def package_links(folder: Path) -> Path:
     return links
 
 
-def interpreter(config: ServingConfig) -> Path:
-    """Raises ConfigError."""
+def interpreter(config: ServingConfig, engine: str, needs: str) -> Path:
+    """`needs`: what the environment of workers with this engine must have. Raises ConfigError."""
     if config.workers.python is None:
-        problem = "names the interpreter of the environment that has vLLM: .venv-vllm/bin/python after make vllm-env"
-        raise ConfigError("workers.python", problem)
+        made = f".venv-{engine}/bin/python after make {engine}-env"
+        raise ConfigError("workers.python", f"names the interpreter of the environment that has {needs}: {made}")
     path = Path(config.workers.python).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError("workers.python", f"{path} is no file: `make vllm-env` makes an environment with vLLM")
+        problem = f"{path} is no file: `make {engine}-env` makes an environment with {needs}"
+        raise ConfigError("workers.python", problem)
     return path
 
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from baton_proto.vllm_kv import CacheMemory
 from baton_proto.worker import Grant
 from engine.vllm.kv.cache_memory import VllmSlab
+from engine.vllm.kv.messages import CacheMemory
 from kvtransfer.decode_side.events import TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.push import Push, PushResult

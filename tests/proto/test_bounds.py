@@ -11,8 +11,9 @@ import pytest
 from msgspec import inspect
 
 import baton_proto
-from baton_proto import charges, discovery, kv_events, planner_control, router_report, transfer, vllm_kv, worker
+from baton_proto import charges, discovery, kv_events, planner_control, router_report, transfer, worker
 from baton_proto.decoding import decoder
+from engine.vllm.kv import messages
 
 MODULES = [importlib.import_module(f"baton_proto.{row.name}") for row in pkgutil.iter_modules(baton_proto.__path__)]
 MESSAGES = {
@@ -32,8 +33,8 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "command": decoder(worker.WorkerCommand),
     "to decode": transfer.decode_to_decode,
     "to prefill": transfer.decode_to_prefill,
-    "from vLLM": vllm_kv.decode_from_vllm,
-    "to vLLM": vllm_kv.decode_to_vllm,
+    "from vLLM": messages.decode_from_vllm,
+    "to vLLM": messages.decode_to_vllm,
 }
 JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "worker record": discovery.decode_record,

@@ -90,7 +90,14 @@ RECORD = WorkerRecord(
     "127.0.0.1:2",
 )
 REPORT = LoadReport(
-    1, "decode-0", 3, WorkerLoad(running=1, blocks_total=100), 50, [TimedStep(0, 0.0, 1, 50, 5.5)], 0.003, 0.06
+    version=1,
+    worker_id="decode-0",
+    incarnation=3,
+    load=WorkerLoad(running=1, blocks_total=100),
+    context_tokens=50,
+    steps=[TimedStep(0, 0.0, 1, 50, 5.5)],
+    host_token_ms=0.003,
+    disk_token_ms=0.06,
 )
 ROUTER_REPORT = RouterReport(1, "router-1", 3, 12.5, RouterQueue(2, 300, 0.5), RouterTotals(arrivals=9, ttft=[0, 4]))
 

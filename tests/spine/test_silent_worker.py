@@ -35,7 +35,7 @@ async def until_named(service: Service, nats: NatsClient, mute: MuteWorker) -> d
     load = WorkerLoad(blocks_cached=5, blocks_total=256)
     deadline_s = time.monotonic() + 30
     while True:
-        await publish_load(nats, LoadReport(MAJOR, MUTE, mute.incarnation, load))
+        await publish_load(nats, LoadReport(version=MAJOR, worker_id=MUTE, incarnation=mute.incarnation, load=load))
         notes = {worker.worker_id: worker.note for worker in (await service.client.status(60)).workers}
         if SILENT_NOTE in notes.get(MUTE, ""):
             return notes

@@ -2,6 +2,7 @@
 runner that makes tokens up."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,13 +12,16 @@ import pytest
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams
 from engine.blocks.block_manager import BlockManager
-from engine.core.engine import Engine, StepOutput
+from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
 from engine.runners.timed_loop import TimedLoop
 from engine.sequences.batch import Batch, LayerDone, SampledToken, StepDone
+from engine.sequences.output import StepOutput
 from engine.sequences.sequence import Sequence
 from runtime.errors import UnavailableError
-from worker.engine_bridge import EngineBridge, LoopFactory
+from worker.engine_bridge import EngineBridge
+
+LoopKind = type[EngineLoop] | type[TimedLoop]
 
 
 class CountingRunner:
@@ -35,14 +39,14 @@ class CountingRunner:
 class History:
     """What arrived on the event loop, in order."""
 
-    def __init__(self, loop_factory: LoopFactory, depth: int, gather_s: float) -> None:
+    def __init__(self, kind: LoopKind, depth: int, gather_s: float) -> None:
         self.items: list[Any] = []
         self.threads: set[int] = set()
         self.finished = asyncio.Event()
         engine = Engine(
             CountingRunner(depth), BlockManager(64, 16), max_batch_tokens=64, max_running=8, eos_token_ids=frozenset()
         )
-        self.bridge = EngineBridge(engine, self.on_step, loop_factory, gather_s=gather_s)
+        self.bridge = EngineBridge(engine, functools.partial(kind, engine), self.on_step, gather_s=gather_s)
 
     def on_step(self, output: StepOutput, load: WorkerLoad) -> None:
         self.threads.add(threading.get_ident())
@@ -114,9 +118,11 @@ async def test_posted_work_that_raises_is_a_fault_and_leaves_nobody_waiting(hist
         await asyncio.wait_for(history.bridge.ended(), 60)
 
 
-@pytest.mark.parametrize("loop_factory", [EngineLoop, TimedLoop])
-async def test_a_step_whose_owner_fails_on_it_is_a_fault_and_is_told_nevertheless(loop_factory: LoopFactory) -> None:
-    history = History(loop_factory, depth=0, gather_s=0.0)
+@pytest.mark.parametrize("kind", [EngineLoop, TimedLoop])
+async def test_a_step_whose_owner_fails_on_it_is_a_fault_and_is_told_nevertheless(
+    kind: LoopKind,
+) -> None:
+    history = History(kind, depth=0, gather_s=0.0)
     history.bridge._on_step_here = lambda output: output.outputs[0].no_such_field  # type: ignore[attr-defined]
     history.bridge.start()
     history.bridge.post(lambda engine: engine.add(sequence(1)))

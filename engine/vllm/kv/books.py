@@ -6,7 +6,7 @@ Pure; method by method what vLLM's `KVConnectorBase_V1` asks of its scheduler's 
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton_proto.vllm_kv import Chunk, Reserved
+from engine.vllm.kv.messages import Chunk, Reserved
 
 PARAMETER = "baton"  # of a request's kv_transfer_params
 FETCH, SEND = "fetch", "send"  # its values: another worker computes the prompt; another worker gets the prompt's KV

@@ -5,7 +5,7 @@ What is inside a head's bytes is vLLM's own affair: they are copied as they are,
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from baton_proto.vllm_kv import CacheMemory
+from engine.vllm.kv.messages import CacheMemory
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.layout import ITEM_BYTES, SlabLayout
 from kvtransfer.slab.slab import Mark

@@ -12,10 +12,10 @@ from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 from vllm.platforms import current_platform
 
-from baton_proto.vllm_kv import Arrived, LayerComputed, Refused, StepBegins
 from engine.vllm.kv.books import SharedRequests, Step
 from engine.vllm.kv.cache_memory import OwnMemory
 from engine.vllm.kv.link import VllmEnd
+from engine.vllm.kv.messages import Arrived, LayerComputed, Refused, StepBegins
 
 SOCKET = "socket"  # of kv_connector_extra_config: the path of the worker's end
 

@@ -5,27 +5,27 @@ unpin.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence as Run
 from typing import Any
 
 from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
-from baton_proto.vllm_kv import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
-from engine.core.engine import SequenceOutput, StepOutput, finish_reason
 from engine.sequences.batch import Batch, LayerDone, ScheduledSequence
+from engine.sequences.output import SequenceOutput, StepOutput, finish_reason
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache
 from engine.vllm.engine import VllmEngine
 from engine.vllm.kv.books import FETCH, PARAMETER, SEND
 from engine.vllm.kv.link import WorkerEnd
+from engine.vllm.kv.messages import Arrived, Chunk, LayerComputed, Refused, Reserved, Sent, StepBegins
 from engine.vllm.sampling import repeats
 from runtime.errors import UnavailableError
 
 
 class SharingEngine(VllmEngine):
-    """Event loop only."""
+    """Implements `engine.interface.KvEngine`. Event loop only."""
 
     def __init__(self, llm: Any, cache: VllmCache, eos_token_ids: frozenset[int], link: WorkerEnd) -> None:
         super().__init__(llm, cache, eos_token_ids)
@@ -42,9 +42,13 @@ class SharingEngine(VllmEngine):
 
     # --- a request whose prompt another worker computes ---------------------------------------------------------------
 
-    def follows(self, sequence: Sequence, beside: Iterable[Sequence]) -> bool:
-        """Whether it waits for a prefix that others fetch: never, because vLLM finds only what it holds."""
+    def follows(self, sequence: Sequence, leaders: Run[Sequence]) -> bool:
+        """Always False: vLLM finds only the prefixes that it holds."""
         return False
+
+    def restores(self, sequence: Sequence) -> bool:
+        """Always True: vLLM has been asked for this sequence's blocks, and may be asked for others meanwhile."""
+        return True
 
     def reserve(self, sequence: Sequence) -> bool:
         """Asks vLLM for blocks, once. True as soon as they are there."""
@@ -102,12 +106,12 @@ class SharingEngine(VllmEngine):
         """vLLM ends a request whose blocks are bad. Invariant: nobody writes to them any more."""
         self._fetching.remove(sequence.request_id)
         self._forget(sequence.request_id)
-        skip = sequence.num_cached_tokens // self.block_manager.block_size
+        skip = sequence.num_cached_tokens // self.cache.block_size
         self.link.send(Refused(sequence.request_id, sequence.block_table[skip:]))
 
     def _reserved(self, message: Reserved) -> None:
         sequence = self._sequences.get(message.request_id)
-        skip = message.skip_tokens // self.block_manager.block_size
+        skip = message.skip_tokens // self.cache.block_size
         if sequence is None or message.request_id not in self._fetching:
             self.link.send(Refused(message.request_id, message.block_ids[skip:]))
             return
@@ -158,7 +162,7 @@ class SharingEngine(VllmEngine):
             if sequence is None:
                 continue
             sequence.note_chunk(self._begun_step_s, now_s, chunk.end - chunk.start)
-            self.num_prompt_tokens += chunk.end - chunk.start
+            self._prompt_tokens += chunk.end - chunk.start
             if chunk.end == sequence.num_tokens and (end := self._half_ends(sequence)) is not None:
                 ends.append(end)
         self._chunks, self._layer_done = [], None

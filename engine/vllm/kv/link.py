@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton_proto.vllm_kv import CacheMemory, FromVllm, ToVllm, decode_from_vllm, decode_to_vllm, encode
+from engine.vllm.kv.messages import CacheMemory, FromVllm, ToVllm, decode_from_vllm, decode_to_vllm, encode
 from kvtransfer.wire.sockets import limit_sending
 from runtime.errors import ProtocolError, UnavailableError
 

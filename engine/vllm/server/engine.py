@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import TokenLogprobs
-from engine.core.engine import SequenceOutput
+from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence
 from engine.vllm.engine import VllmEngine
 from engine.vllm.server.cache import ExternalCache
@@ -26,7 +26,7 @@ class ExternalEngine(VllmEngine):
     ) -> None:
         """model: the server's name for it. seeds: whether requests keep theirs."""
         super().__init__(SimpleNamespace(engine_core=core), cache, eos_token_ids)
-        self._cache = cache
+        self.cache: ExternalCache = cache
         self._model = model
         self._seeds = seeds
         self._others = 0  # requests
@@ -36,9 +36,9 @@ class ExternalEngine(VllmEngine):
 
     def add(self, sequence: Sequence) -> None:
         """Because the server does not tell how much of a prompt it had cached, we look into our copy of its books."""
-        full = (sequence.num_tokens - 1) // self._cache.block_size  # the last token is always computed
-        sequence.hash_blocks(full, self._cache.block_size)
-        sequence.num_cached_tokens = self._cache.cached_tokens(sequence.sequence_hashes)
+        full = (sequence.num_tokens - 1) // self.cache.block_size  # the last token is always computed
+        sequence.hash_blocks(full, self.cache.block_size)
+        sequence.num_cached_tokens = self.cache.cached_tokens(sequence.sequence_hashes)
         self._begun_s[sequence.request_id] = time.monotonic()  # nor when it begins
         self._alone = "" if self._waiting or self._others else sequence.request_id
         super().add(sequence)
@@ -46,7 +46,7 @@ class ExternalEngine(VllmEngine):
     def _note_step(self, outputs: News) -> None:
         super()._note_step(outputs)
         if (stats := outputs.scheduler_stats) is not None:
-            self._blocks_used = self._cache.num_used
+            self._blocks_used = self.cache.num_used
             # The metrics may still have those of ours that have ended since: too few of others are better than ghosts.
             ours = len(self._sequences) + self._ended
             self._others = max(0, stats.num_running_reqs + stats.num_waiting_reqs - ours)
@@ -67,7 +67,7 @@ class ExternalEngine(VllmEngine):
         start_s, _, tokens = sequence.chunks[-1]
         if self._alone == sequence.request_id:
             decoding = len(self._sequences) - 1
-            self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self.context_tokens())
+            self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self._context_tokens())
 
     def _request(self, sequence: Sequence) -> Completion:
         return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids, self._seeds)

@@ -44,7 +44,9 @@ async def test_a_worker_that_says_more_than_is_stored_is_behind(nats: NatsClient
     source = await workers.publish("w", [Cleared()])
     monitor = LagMonitor(nats, 60, TTL_S)
     await monitor.start(timeout_s=60)
-    await publish_load(nats, LoadReport(MAJOR, "w", source.incarnation, WorkerLoad(last_event_id=4)))
+    await publish_load(
+        nats, LoadReport(version=MAJOR, worker_id="w", incarnation=source.incarnation, load=WorkerLoad(last_event_id=4))
+    )
     await nats.flush()
     await monitor.update()
     (worker,) = monitor.report()

@@ -140,7 +140,7 @@ def test_an_engine_with_weak_hashes_answers_as_if_each_request_were_alone(
             answers[output.sequence.request_id] += output.token_ids
         assert engine.check_integrity() == []
     assert answers == {name: sequential_answer(prompt, 20) for name, prompt in prompts.items()}
-    assert engine.block_manager.num_collisions > 0
+    assert engine.counts().prefix_collisions > 0
 
 
 class CollidingMachine(BlockMachine):

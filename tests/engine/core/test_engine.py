@@ -3,8 +3,9 @@
 import pytest
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.engine import Engine, SequenceOutput
+from engine.core.engine import Engine
 from engine.sequences.batch import Batch, LayerDone, StepDone
+from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from runtime.errors import InvalidRequestError
 from tests.engine.kv_oracle import EOS, FakeRunner, make_engine, make_sequence, next_token, sequential_answer

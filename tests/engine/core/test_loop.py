@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.core.engine import Engine, StepOutput
+from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
+from engine.sequences.output import StepOutput
 from runtime.errors import UnavailableError
 from tests.engine.kv_oracle import make_engine, make_sequence, sequential_answer
 

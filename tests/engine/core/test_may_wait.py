@@ -4,7 +4,7 @@ on its way."""
 import pytest
 
 from baton_proto.sampling import SamplingParams
-from engine.core.engine import StepOutput
+from engine.sequences.output import StepOutput
 from engine.sequences.sequence import Sequence
 from tests.engine.kv_oracle import make_engine
 

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from engine.blocks.block_manager import BlockManager
-from engine.core.engine import Engine, StepOutput
+from engine.core.engine import Engine
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
+from engine.sequences.output import StepOutput
 from runtime.config.serving import MockConfig
 from runtime.errors import UnavailableError
 from tests.engine.kv_oracle import make_sequence

@@ -39,7 +39,7 @@ class Worker:
     ) -> None:
         plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
         probe = build_engine(ServingConfig(model=str(model), engine=plain))
-        one_block = slot_bytes(probe.own_slab) // ranks
+        one_block = slot_bytes(probe.kv.slab) // ranks
         probe.close()
         engine = replace(plain, kv_memory=str(20 * one_block), tensor_parallel=ranks)
         if folder is not None:

@@ -2,6 +2,7 @@
 answer changes."""
 
 import os
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace as replaced
@@ -14,12 +15,13 @@ from msgspec.structs import replace
 from engine.tiers import disk_kv as module
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
+from engine.tiers.host_kv import HostKv
 from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
 from tests.engine.kv_oracle import make_sequence
-from tests.engine.tiers.disk_worker import TIMEOUT_S, conversations, prompt, worker
+from tests.engine.tiers.disk_worker import TIMEOUT_S, Worker, conversations, prompt, worker
 from worker.engines.own import build_engine
 
 
@@ -60,14 +62,14 @@ def test_a_restart_finds_prefixes_and_tells_of_them(tiny_model: Path, tmp_path: 
         one.answers([prompt(seed) for seed in range(1, 10)])
         kept = one.engine.load().disk_blocks_used
     with worker(tiny_model, tmp_path) as again:
-        assert again.engine.restoring_ms() == (0.0, 0.0), "nothing has come back yet"
+        assert again.engine.block_manager.tiers.restoring_ms() == (0.0, 0.0), "nothing has come back yet"
         stored = again.engine.step().events
         assert sum(len(event.sequence_hashes) // 8 for event in stored) == kept  # type: ignore[union-attr]
         sequence, after = again.answer(prompt(0))
         assert after == before
         assert sequence.num_cached_tokens == 144
         assert again.engine.block_manager.tiers.num_read == 9
-        host_ms, disk_ms = again.engine.restoring_ms()
+        host_ms, disk_ms = again.engine.block_manager.tiers.restoring_ms()
         assert 0 < host_ms < disk_ms, "both were measured"
 
 
@@ -99,6 +101,36 @@ def test_a_damaged_disk_costs_time_and_no_answer(
         assert one.engine.block_manager.tiers.num_disk_errors > 0
 
 
+def test_what_is_damaged_in_host_memory_is_used_neither_from_there_nor_from_the_disk(
+    tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
+) -> None:
+    dice, prompts = random.Random(2), conversations(25, 3)
+    answers = expected(prompts)
+    num_damaged = num_disk_errors = 0
+    for _ in range(2):
+        with worker(tiny_model, tmp_path, checked=True) as one:
+            manager = one.engine.block_manager
+            tier = manager._tier
+            assert isinstance(tier, HostKv)
+
+            def damage(most: int, of: Worker = one, tier: HostKv = tier) -> None:
+                cache = of.engine.block_manager._cache
+                idle = sorted(set(cache._lowered) - cache.copies.sources)
+                for slot in dice.sample(idle, min(len(idle), most)):
+                    tier.content(slot - cache.num_blocks)[dice.randrange(tier.slot_bytes)] ^= 1
+
+            for tokens, answer in zip(prompts, answers, strict=True):
+                damage(2)
+                assert one.answer(tokens)[1] == answer
+            damage(99)
+            while manager.tiers.flush():
+                one.until_written()
+            num_damaged += manager.num_damaged
+            num_disk_errors += manager.tiers.num_disk_errors
+    assert num_damaged > 0
+    assert num_disk_errors > 0, "they were written with the checksums that they had before"
+
+
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), ValueError("a fault of ours")], ids=repr)
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
@@ -119,7 +151,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
         assert one.engine.load().disk_blocks_used == 0
         monkeypatch.setattr(BlockFiles, "write", write)
         monkeypatch.setattr(module, "REST_S", 0.0)
-        one.engine.block_manager.tiers._disk._silent_until_s = 0.0  # type: ignore[union-attr]
+        one.engine.block_manager._disk._silent_until_s = 0.0  # type: ignore[union-attr]
         one.answers(conversations(10, 2))
         assert one.engine.load().disk_blocks_used > 0
 
@@ -219,9 +251,9 @@ def test_nobody_waits_for_a_disk_that_does_not_answer(
 def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: Path) -> None:
     with worker(tiny_model, tmp_path) as one:
         one.answers([prompt(seed) for seed in range(10)])
-        one.engine.block_manager.tiers.compute_s = float  # a second a token
+        one.engine.block_manager.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
-            times = one.engine.block_manager.tiers._disk._times = ReadTimes()  # type: ignore[union-attr]
+            times = one.engine.block_manager._disk._times = ReadTimes()  # type: ignore[union-attr]
             times.begin(0, 0.0)
             times.end(0, read_s)
             sequence, _ = one.answer(prompt(0))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.vllm.arguments import CPU_EXTENSION, OWNED, check_keys, vllm_arguments
+from engine.vllm.arguments import CPU_EXTENSION, OWNED, check_vllm, vllm_arguments
 from engine.vllm.versions import check_version
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError
@@ -21,7 +21,7 @@ RANKS = {"block_size": 32, "tensor_parallel": 2}
 
 def arguments(data: dict[str, Any], *, on_cpu: bool = True) -> dict[str, Any]:
     config = parse_config({"workers": VLLM, "engine": {"block_size": 32}} | data)
-    check_keys(config)
+    check_vllm(config)
     return vllm_arguments(config, Path("/m"), {"publisher": "zmq"}, KNOWN, on_cpu=on_cpu)
 
 

@@ -10,7 +10,7 @@ import pytest
 from baton_proto.grammar import Grammar
 from baton_proto.kv_events import Cleared, Stored
 from baton_proto.sampling import SamplingParams
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
 from engine.vllm import memory as vllm_memory
 from engine.vllm.cache import VllmCache, salt_of, seed_of
@@ -176,7 +176,7 @@ async def test_the_news_of_a_step_come_together_and_end_with_the_stop_token(scen
     assert one.token_ids == [5, 6, 7, 8]
     load = await scene.call(lambda engine: engine.load())
     assert (load.running, load.waiting, load.blocks_used, load.steps, load.step_ms) == (1, 0, 5, 1, 7.0)
-    assert scene.engine.num_prompt_tokens == 6
+    assert scene.engine.counts().prompt_tokens == 6
     (timed,) = scene.engine.timed_steps.take()
     assert (timed.prompt_tokens, timed.sequences, timed.step_ms) == (3, 1, 7.0)
 

@@ -113,7 +113,12 @@ class TestWorkers:
                 await announce(nats, closing, one)
             load = WorkerLoad(running=3, waiting=1, blocks_used=20)
             step = TimedStep(0, 0.0, 3, 99, 7.5)
-            await publish_load(nats, LoadReport(MAJOR, "decode-1", born, load, 123, [step]))
+            await publish_load(
+                nats,
+                LoadReport(
+                    version=MAJOR, worker_id="decode-1", incarnation=born, load=load, context_tokens=123, steps=[step]
+                ),
+            )
             await nats.flush()
             views = {view.worker_id: view for view in board.views()}
             assert views["decode-1"] == WorkerView(

@@ -106,9 +106,9 @@ async def test_of_two_workers_with_the_prefix_on_disk_the_one_whose_disk_was_mea
             return {placement.decode[0] for placement in placements if placement}, terms
 
         assert weighed() == ({"d0", "d1"}, [0.01, 0.01]), "as configured, until they have measured"
-        speeds.load_report(LoadReport(1, "d0", 1, WorkerLoad(), disk_token_ms=0.012))
+        speeds.load_report(LoadReport(version=1, worker_id="d0", incarnation=1, load=WorkerLoad(), disk_token_ms=0.012))
         assert weighed() == ({"d1"}, [0.012, 0.01])
-        speeds.load_report(LoadReport(1, "d1", 1, WorkerLoad(), disk_token_ms=0.015))
+        speeds.load_report(LoadReport(version=1, worker_id="d1", incarnation=1, load=WorkerLoad(), disk_token_ms=0.015))
         assert weighed() == ({"d0"}, [0.012, 0.015])
 
 

@@ -52,7 +52,7 @@ def term(cost: pb.CandidateCost, name: str) -> float:
 
 
 def load(router: Router, worker_id: str, **fields: int) -> None:
-    router.pool.load_report(LoadReport(1, worker_id, 1, WorkerLoad(**fields)))
+    router.pool.load_report(LoadReport(version=1, worker_id=worker_id, incarnation=1, load=WorkerLoad(**fields)))
 
 
 async def test_a_request_of_the_past_is_explained_with_its_candidates(tokenizer: Tokenizer) -> None:

@@ -92,7 +92,7 @@ async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: Vi
         view.pool.apply(prefill.added("draining"))
         await view.connected("d0")
         await view.connected("a0")
-        view.pool.load_report(LoadReport(1, "d0", 3, LOAD))
+        view.pool.load_report(LoadReport(version=1, worker_id="d0", incarnation=3, load=LOAD))
         first, second = (await view.status()).workers
         assert (first.worker_id, first.role, first.state, first.blocks_total) == ("a0", "prefill", "draining", 256)
         assert (second.worker_id, second.role, second.state, second.incarnation) == ("d0", "decode", "ready", 3)
@@ -134,11 +134,11 @@ async def test_a_new_incarnation_takes_the_place_of_the_old_one(view: View) -> N
     async with ScriptedWorker("d0", incarnation=1) as old, ScriptedWorker("d0", incarnation=2) as new:
         view.pool.apply(old.added())
         await view.connected("d0")
-        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.pool.load_report(LoadReport(version=1, worker_id="d0", incarnation=1, load=LOAD))
         view.pool.apply(Change("removed", old.record()))
         assert view.pool.no_decode_since_s is not None
         view.pool.apply(new.added())
-        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))  # last words
+        view.pool.load_report(LoadReport(version=1, worker_id="d0", incarnation=1, load=LOAD))  # last words
         await view.connected("d0")
         assert [worker.key for worker in view.pool.ready_decode()] == [("d0", 2)]
         assert view.pool.no_decode_since_s is None
@@ -161,7 +161,7 @@ async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) 
     async with ScriptedWorker("d0") as decode:
         view.pool.apply(decode.added())
         await view.connected("d0")
-        view.pool.load_report(LoadReport(1, "d0", 1, LOAD))
+        view.pool.load_report(LoadReport(version=1, worker_id="d0", incarnation=1, load=LOAD))
         view.events.tree.apply_stored(("d0", 1), None, bytes(range(1, 17)), bytes(range(1, 17)))
         served = assignment(("d0", 1))
         for assigned, prompt_tokens, cached_tokens in ((served, 100, 32), (assignment(("gone", 1)), 10, 0)):

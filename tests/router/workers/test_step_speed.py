@@ -23,7 +23,7 @@ def step(dice: random.Random, *, prompts: bool, decodes: bool) -> TimedStep:
 
 
 def report(steps: list[TimedStep], worker_id: str = "d") -> LoadReport:
-    return LoadReport(1, worker_id, 1, WorkerLoad(), steps=steps)
+    return LoadReport(version=1, worker_id=worker_id, incarnation=1, load=WorkerLoad(), steps=steps)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

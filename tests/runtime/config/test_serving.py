@@ -66,7 +66,6 @@ def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(data: Any, ke
         ({"router": {"http_port": 70000}}, "router.http_port"),
         ({"router": {"http_port": "8000"}}, "router.http_port"),
         ({"workers": {"prefill": -1}}, "workers.prefill"),
-        ({"workers": {"decode": {"vlm": 1}}}, "workers.decode.vlm"),
         ({"engine": {"block_size": 17}}, "engine.block_size"),
         ({"engine": {"device": "tpu"}}, "engine.device"),
         ({"transfer": {"checksum": "maybe"}}, "transfer.checksum"),

@@ -227,7 +227,7 @@ async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClie
     board.on_report(arrived.put_nowait)
     await board.start()
     await nats.publish("baton.default.load.w", b"\xc1")
-    report = LoadReport(MAJOR, "w", 7, WorkerLoad(running=3, last_event_id=5))
+    report = LoadReport(version=MAJOR, worker_id="w", incarnation=7, load=WorkerLoad(running=3, last_event_id=5))
     await publish_load(nats, report)
     assert await asyncio.wait_for(arrived.get(), 30) == report
     assert board.reports == {"w": report}

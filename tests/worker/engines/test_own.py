@@ -12,7 +12,13 @@ from kvtransfer.wire.identity import check_hello, hello
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, HandshakeError
 from tests.tiny_model import write_tiny_model
+from worker.engines.base import EngineAssembly
 from worker.engines.own import build_engine
+
+
+def of_form(assembly: EngineAssembly, form: str) -> EngineAssembly:
+    assert assembly.kv is not None
+    return dataclasses.replace(assembly, kv=dataclasses.replace(assembly.kv, form=form))
 
 
 def test_a_mock_of_several_ranks_is_refused() -> None:
@@ -23,9 +29,7 @@ def test_a_mock_of_several_ranks_is_refused() -> None:
 def test_workers_with_different_forms_of_kv_refuse_each_other_at_the_handshake() -> None:
     assembly = build_engine(parse_config({"model": "mock"}))
     assembly.close()
-    old, new = (
-        dataclasses.replace(assembly, kv_form=f"vllm {version} CPU_ATTN AVX512") for version in ("0.31", "0.32")
-    )
+    old, new = (of_form(assembly, f"vllm {version} CPU_ATTN AVX512") for version in ("0.31", "0.32"))
     ours = new.identity("decode", 1)
     grant = Grant("t", "decode", 1, 1, [1], 0, 60.0, TransferEndpoint("host", "", ""))
     check_hello(hello(new.identity("prefill", 1), grant, "tcp"), ours, grant.generation)
@@ -36,10 +40,10 @@ def test_workers_with_different_forms_of_kv_refuse_each_other_at_the_handshake()
 def test_routers_know_an_engine_that_takes_no_kv_by_a_form_of_its_own() -> None:
     ours = build_engine(parse_config({"model": "mock"}))
     ours.close()
-    alone = dataclasses.replace(ours, slab=None)
+    alone = dataclasses.replace(ours, kv=None)
     assert alone.model_hash == ours.model_hash
     assert (ours.announced_form, alone.announced_form) == (ours.layout.dtype, f"{ours.layout.dtype} alone")
-    assert dataclasses.replace(ours, kv_form="vllm 0.31").announced_form == f"{ours.layout.dtype} vllm 0.31"
+    assert of_form(ours, "vllm 0.31").announced_form == f"{ours.layout.dtype} vllm 0.31"
 
 
 def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:

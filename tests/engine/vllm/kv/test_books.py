@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from baton_proto.vllm_kv import Chunk, Reserved
 from engine.vllm.kv.books import FETCH, PARAMETER, SEND, SharedRequests
+from engine.vllm.kv.messages import Chunk, Reserved
 
 
 def request(name: str, way: str | None, num_tokens: int = 70) -> Any:

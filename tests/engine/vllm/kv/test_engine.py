@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
-from baton_proto.vllm_kv import (
+from engine.sequences.batch import Batch
+from engine.sequences.output import SequenceOutput, StepOutput
+from engine.sequences.sequence import Sequence, SequenceStatus
+from engine.vllm.cache import VllmCache
+from engine.vllm.kv.engine import NO_TOKEN, SharingEngine
+from engine.vllm.kv.link import VllmEnd, WorkerEnd
+from engine.vllm.kv.messages import (
     Arrived,
     CacheMemory,
     Chunk,
@@ -20,12 +26,6 @@ from baton_proto.vllm_kv import (
     Sent,
     StepBegins,
 )
-from engine.core.engine import SequenceOutput, StepOutput
-from engine.sequences.batch import Batch
-from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.vllm.cache import VllmCache
-from engine.vllm.kv.engine import NO_TOKEN, SharingEngine
-from engine.vllm.kv.link import VllmEnd, WorkerEnd
 from runtime.errors import UnavailableError
 from tests.engine.vllm.test_engine import Core, item, step
 
@@ -218,7 +218,7 @@ async def test_the_layers_of_a_step_reach_the_batch_and_the_last_chunk_ends_the_
     assert scene.engine.check_integrity() == []
     (end,) = scene.say(LayerComputed(1, ends=True)).outputs
     assert (end.finish, end.token_ids, one.num_cached_tokens) == ("prefill", [8], 4)
-    assert scene.engine.num_prompt_tokens == 6
+    assert scene.engine.counts().prompt_tokens == 6
     assert scene.batches == [[("one", 7, [6, 2])], [("one", 10, [6, 2, 9])]]
     assert scene.vllm.news() == []
     scene.engine.unpin(one)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_proto.vllm_kv import Chunk, LayerComputed, Sent, StepBegins
+from engine.vllm.kv.messages import Chunk, LayerComputed, Sent, StepBegins
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from kvtransfer.prefill_side.push import PushResult

@@ -6,9 +6,9 @@ import pytest
 
 from baton_proto.kv_events import Cleared, KvEvent
 from baton_proto.sampling import SamplingParams
-from engine.core.engine import SequenceOutput, StepOutput
-from engine.runners.gathered_steps import GatheredSteps, gather_s
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
+from worker.gathered_steps import GatheredSteps, gather_s
 
 GATHER_S = 0.010
 

@@ -7,7 +7,7 @@ waits that a client waits for: a request's first and last tokens, errors, what a
 import time
 from collections.abc import Callable
 
-from engine.core.engine import SequenceOutput, StepOutput
+from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
 
 PER_REQUEST_S = 60e-6  # a request's news cost a worker some 5 us, and a router 30 to 70
