@@ -268,6 +268,43 @@ assert set(KINDS) == {kind.value for kind in EventType}
 """
 
 
+def test_add_an_engine(scratch: Scratch) -> None:
+    scratch.write("worker/engines/toy.py", ENGINE)
+    row = '    EngineRow("vllm",'
+    scratch.edit("worker/engines/table.py", row, '    EngineRow("toy", "worker.engines.toy:build_toy"),\n' + row)
+    scratch.run("-c", TOY_ENGINE)
+    assert "'toy'" in scratch.run("-m", "baton", "up", "--decode", "2", "--config", "toys.yaml", fails=True)
+    scratch.has_followed("Add an engine")
+
+
+ENGINE = '''"""A mock by another name."""
+
+from dataclasses import replace
+
+from runtime.config.serving import ServingConfig
+from worker.engines.base import EngineAssembly
+from worker.engines.own import build_mock
+
+
+def build_toy(config: ServingConfig) -> EngineAssembly:
+    return replace(build_mock(config), name="toy")
+'''
+TOY_ENGINE = """
+from pathlib import Path
+
+from baton.cli.up import worker_counts
+from runtime.config.serving import parse_config
+from worker.engines.table import build_worker_engine
+
+config = parse_config({"model": "mock", "workers": {"engine": "toy", "decode": worker_counts("toy=2")}})
+assert config.workers.by_engine("decode") == {"toy": 2}
+assembly = build_worker_engine(config)
+assert assembly.name == "toy" and assembly.engine.load().blocks_total
+assembly.close()
+Path("toys.yaml").write_text("{model: mock, workers: {engine: toi}}")
+"""
+
+
 def test_add_a_question_to_a_worker(scratch: Scratch) -> None:
     messages = "proto/baton_proto/worker.py"
     scratch.edit(messages, "@dataclass(frozen=True, slots=True)\nclass Question(", TOY_MESSAGES)
