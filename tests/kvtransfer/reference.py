@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.slab.adopted_slab import RankSlab
 from kvtransfer.slab.layout import SlabLayout
+from kvtransfer.slab.slab import RankSlab
 
 Words = npt.NDArray[np.uint32]  # [layers, blocks, kv_heads, 2, block_size, head_dim]
 
