@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from router.index.match import NONE_LOWER
 from router.placement import cost
-from router.workers.account import NUM_COLUMNS
+from router.workers.account import ACTIVE_BLOCKS, NUM_COLUMNS, QUEUED_TOKENS
 from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
@@ -44,8 +44,8 @@ class Candidates(NamedTuple):
 
     workers: Sequence[WorkerKey]
     cached: NDArray[np.int32]  # [n] blocks of the prompt's prefix that the worker holds
-    load: NDArray[np.int64]  # [n, 9], see LoadLedger.columns
-    times: NDArray[np.float64]  # [n, 6] in ms, see LoadLedger.times
+    load: NDArray[np.int64]  # [n, NUM_COLUMNS], see account.py
+    times: NDArray[np.float64]  # [n, 6] in ms, in the order of StepTimes' fields
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
     restoring: NDArray[np.float64] = NO_RATES  # [n, 2] see LoadLedger.restoring; [0, 2]: nobody has measured
@@ -98,6 +98,18 @@ def _weight(dearer: float, scale: float) -> float:
     return math.exp(-dearer / scale) if scale > 0 else 0.0
 
 
+def _knobs(config: PlacementConfig) -> cost.Knobs:
+    return (
+        config.decode_steps,
+        config.ship_ms,
+        config.ship_token_ms,
+        config.host_token_ms,
+        config.disk_token_ms,
+        config.delay_weight,
+        config.crowd_weight,
+    )
+
+
 class Weighed:
     """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred."""
 
@@ -131,14 +143,18 @@ class Weighed:
         self._costs = np.empty((n, cost.NUM_TERMS + 2))
         self.chosen = cost.choose(
             (cached, load, times, excluded, lower, restoring),
-            *(request.num_tokens, request.block_size, alone, role == "decode", now_us, due_ms, shipper),
+            request.num_tokens,
+            request.block_size,
+            alone,
+            role == "decode",
+            now_us,
+            due_ms,
+            shipper,
             (max_requests, max_queued_tokens, config.local_prefill_tokens, step_tokens),
-            (
-                *(config.decode_steps, config.ship_ms, config.ship_token_ms, config.host_token_ms),
-                *(config.disk_token_ms, config.delay_weight, config.crowd_weight),
-            ),
+            _knobs(config),
             (config.temperature, rng.random()),
-            *(self._codes, self._costs),
+            self._codes,
+            self._costs,
         )
 
     @property
@@ -156,23 +172,26 @@ class Weighed:
         candidate ever takes the prompt."""
         if not len(self):
             return math.inf
-        return float(self._costs[self._codes[1] != cost.EXCLUDED, cost.TTFT].min(initial=math.inf))
+        return float(self._costs[self._codes[cost.BARRED] != cost.EXCLUDED, cost.TTFT].min(initial=math.inf))
 
     def has_idle(self) -> bool:
         """Whether a candidate that takes the prompt has none queued."""
-        return bool(len(self)) and bool(((self._codes[1] == cost.FREE) & (self._candidates.load[:, 1] == 0)).any())
+        if not len(self):
+            return False
+        free, queued = self._codes[cost.BARRED] == cost.FREE, self._candidates.load[:, QUEUED_TOKENS]
+        return bool((free & (queued == 0)).any())
 
     def share_ms(self, work: Work) -> float:
         """How long so much work takes when the candidates share it, in ms."""
         times = self._candidates.times
-        alone_ms = np.maximum(times[:, 1] * work.tokens + times[:, 2] * work.pairs, 1e-9)
+        alone_ms = np.maximum(times[:, cost.TOKEN] * work.tokens + times[:, cost.PAIR] * work.pairs, 1e-9)
         return 1 / float((1 / alone_ms).sum()) if len(self) else 0.0
 
     def __len__(self) -> int:
         return len(self._candidates.workers)
 
     def reason(self, index: int) -> "pb.PlacementReason":
-        return cast("pb.PlacementReason", self._codes.item(0, index))
+        return cast("pb.PlacementReason", self._codes.item(cost.REASON, index))
 
     def cached_blocks(self, index: int) -> tuple[int, int]:
         """Blocks of the prompt that the candidate need not compute, and blocks of the prompt that it holds: one more
@@ -192,7 +211,7 @@ class Weighed:
         return [self._cost(i) for i in range(len(self))]
 
     def _cost(self, i: int) -> Cost:
-        _, queued, active, *_ = self._candidates.load[i].tolist()
+        load = self._candidates.load[i]
         reason, barred = self._codes[:, i].tolist()
         *terms, total, ttft_ms = self._costs[i].tolist()
         return Cost(
@@ -201,8 +220,8 @@ class Weighed:
             prompt_blocks=-(-self._request.num_tokens // self._request.block_size),
             cached_blocks=self.cached_blocks(i)[0],
             lower_blocks=tuple(self._candidates.lower[:, i : i + 1].ravel().tolist()),
-            queued_tokens=queued,
-            active_blocks=active if self._role == "decode" else 0,
+            queued_tokens=load.item(QUEUED_TOKENS),
+            active_blocks=load.item(ACTIVE_BLOCKS) if self._role == "decode" else 0,
             runs_prompt=reason >= cost.RUNS_PROMPT,
             reason=reason,
             barred=barred,

@@ -26,7 +26,19 @@ class LoadView(NamedTuple):
     queued_prefill_pairs: int = 0  # each of these tokens with each token before it, for the cost of attention
 
 
-NUM_COLUMNS: Final = len(LoadView._fields) + 5  # of LoadLedger.columns
+NUM_COLUMNS: Final = 9
+(
+    REQUESTS,
+    QUEUED_TOKENS,
+    ACTIVE_BLOCKS,
+    QUEUED_PAIRS,  # up to here: LoadView
+    STEP_BEGAN_US,  # by the ledger's clock
+    UNUSED_BLOCKS,  # from here on: see Account.room
+    FREED_US,
+    USED_BLOCKS,
+    RESERVED_BLOCKS,
+) = range(NUM_COLUMNS)
+"""Columns of LoadLedger.columns. Because they are compiled into router/placement/cost.py, a new one goes to the end."""
 
 
 class Totals(NamedTuple):

@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
-from router.workers.account import NO_LIMIT, NOTHING, NUM_COLUMNS, Account, LoadView, Totals
+from router.workers.account import (
+    NO_LIMIT,
+    NOTHING,
+    NUM_COLUMNS,
+    QUEUED_PAIRS,
+    QUEUED_TOKENS,
+    Account,
+    LoadView,
+    Totals,
+)
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
@@ -194,15 +203,15 @@ class LoadLedger:
         return self._account(worker).view()
 
     def columns(self, workers: tuple[WorkerKey, ...], *, is_dated: bool = False) -> NDArray[np.int64]:
-        """The loads of the workers, [n, 9]: LoadView's fields, when the present step began, in us of the clock, and
-        Account.room. `is_dated`: of prompts, what goes before one whose first token is due."""
+        """The loads of the workers, [n, NUM_COLUMNS]. `is_dated`: count only the queued tokens that run before a prompt
+        with a deadline."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
         if is_dated:
             for i, worker in enumerate(workers):
                 if (account := self._accounts.get(worker)) is not None and account.tokens.undated:
-                    rows[i, 1], rows[i, 3] = account.dated(account.view(), self.step_tokens)
+                    rows[i, QUEUED_TOKENS], rows[i, QUEUED_PAIRS] = account.dated(account.view(), self.step_tokens)
         return rows
 
     def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:

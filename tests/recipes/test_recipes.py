@@ -91,11 +91,11 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     scratch.edit(cost, row, row + '    Term("toy", "+ toy", "of each request", "toy_ms"),\n')
     scratch.edit(cost, "HOST, DISK, OTHERS = range", "HOST, DISK, OTHERS, TOY = range")
     scratch.edit(cost, "delay_weight, crowd_weight = knobs", "delay_weight, crowd_weight, toy_ms = knobs")
-    scratch.edit(cost, "together(*[_FLOAT] * 7)", "together(*[_FLOAT] * 8)")
-    formula = "        total = 0.0\n"
-    scratch.edit(cost, formula, "        costs[i, TOY] = toy_ms * requests\n" + formula)
-    passed = "config.delay_weight, config.crowd_weight"
-    scratch.edit("router/placement/candidates.py", passed, passed + ", config.toy_ms")
+    scratch.edit(cost, "UniTuple(float64, 7)", "UniTuple(float64, 8)")
+    formula = "    total = 0.0\n"
+    scratch.edit(cost, formula, "    costs[i, TOY] = toy_ms * requests\n" + formula)
+    passed = "        config.crowd_weight,\n"
+    scratch.edit("router/placement/candidates.py", passed, passed + "        config.toy_ms,\n")
     key = "    decode_steps: Weight = 8.0"
     scratch.edit("runtime/config/serving.py", key, "    toy_ms: Weight = 0.0\n" + key)
     key = "    ship_token_ms: 0.003\n"

@@ -1,10 +1,8 @@
 """Every row of the table of terms counts: it has weights, a formula in the loop, and a column in explanations."""
 
-import importlib
 import math
 import random
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,10 +10,9 @@ import pytest
 
 from baton.cli.events.explain import _candidates, _formula
 from baton_proto.generated import inference_pb2 as pb
-from router.placement import candidates, cost
+from router.placement import cost
 from router.placement.candidates import NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
 from router.placement.cost import SHIPPED, SHORT, TERMS, Term
-from router.views import explain
 from router.views.explain import KNOBS, _candidate, term_rules
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
@@ -296,31 +293,3 @@ def test_explanations_show_every_term_and_every_weight() -> None:
     assert "+ from disk" not in [header.header for header in _candidates(pb.Decision(candidates=rows), rules).columns]
     formula = " ".join(_formula(rules))
     assert all(row.meaning in formula for row in TERMS)
-
-
-def test_a_term_is_added_in_one_file_beside_its_configuration_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The recipe of docs/how-to.md in a copy of cost.py."""
-    source = Path(cost.__file__).read_text(encoding="utf-8")
-    row = '    Term("toy", "+ toy", "toys", ""),\n'
-    others = '    Term("others"'
-    for place, with_toy in (
-        (others, row + others),
-        ("HOST, DISK, OTHERS = range", "HOST, DISK, TOY, OTHERS = range"),
-        ("        total = 0.0\n", "        costs[i, TOY] = requests\n        total = 0.0\n"),
-    ):
-        assert source.count(place) == 1
-        source = source.replace(place, with_toy)
-    (tmp_path / "cost_with_a_toy.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    extended = importlib.import_module("cost_with_a_toy")
-    plain = [one.total for one in weighed("mixed").costs()]
-    for module in (candidates, explain):
-        monkeypatch.setattr(module, "cost", extended)
-    rows = [_candidate(REQUEST, one, 0.5, chosen=False) for one in weighed("mixed").costs()]
-    assert [row.total for row in rows] == pytest.approx([total + 3.0 for total in plain])
-    assert (rows[0].terms[-2].name, rows[0].terms[-2].value) == ("toy", 3.0)
-    rules = pb.PlacementRules(**term_rules(CONFIG))
-    assert "+ toys" in next(_formula(rules))
-    assert _candidates(pb.Decision(candidates=rows), rules).columns[-5].header == "+ toy"
