@@ -1,4 +1,5 @@
-"""From observation to target: the policy wants counts, guards limit them, the ladder turns them into actions.
+"""The planner turns an observation into a target: the policy wants counts, guards limit them, the ladder turns them
+into actions.
 
 A planner has no clock and does no I/O, so that the live loop, the simulation and a replay run the same code. Its
 memory can be saved and restored.
@@ -10,11 +11,10 @@ from msgspec import Struct
 from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
 from planner.policy.guards import guarded
-from planner.policy.history import RoleHistory, with_actions, with_failures
+from planner.policy.history import RoleHistory, situation, with_actions, with_failures
 from planner.policy.ladder import actions_for, given_up
 from planner.policy.observation import counts, stale_sources
 from planner.policy.policy import make_policy
-from planner.policy.situation import situation
 from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
 from runtime.errors import ConfigError

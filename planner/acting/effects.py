@@ -48,7 +48,7 @@ class Effects:
 
     @property
     def running(self) -> dict[str, tuple[Action, float]]:
-        """By worker id: the action in flight, and when it began, on `clock`."""
+        """The actions in flight by worker id, each with its begin on `clock`."""
         return {worker_id: (action, began_s) for worker_id, (action, began_s, _) in self._running.items()}
 
     def shown_in(self, observation: Observation) -> Observation:

@@ -30,7 +30,7 @@ class Hand:
         return self._holds
 
     async def set(self, prefill: int | None, decode: int | None) -> None:
-        """None: the planner decides the count of this role. The counts hold from the next decision on. While NATS does
+        """Sets the counts; None leaves a role to the planner. They hold from the next decision on. While NATS does
         not answer, they are in this process alone, and a restart loses them."""
         self._holds = Holds(prefill, decode)
         await self._store.save(KEY, msgspec.json.encode(self._holds))

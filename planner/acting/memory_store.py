@@ -41,7 +41,7 @@ class MemoryStore:
                 await asyncio.sleep(RETRY_S)
 
     async def save(self, key: str, data: bytes) -> bool:
-        """False when NATS did not store the value. Never raises NATS_ERRORS."""
+        """Returns False when NATS did not store the value. Never raises NATS_ERRORS."""
         try:
             if not self._exists:
                 await self._nats.ensure_stream(self._config)

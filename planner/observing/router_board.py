@@ -21,8 +21,13 @@ from runtime.nats.subjects import router_subject
 SILENT_S = 5.0  # a router silent for longer is left out of the sums
 
 COUNTED = (  # totals whose differences are fields of Interval with the same names
-    *("arrivals", "input_tokens", "input_tokens_squared", "cached_tokens"),
-    *("finished", "output_tokens", "local_prefills"),
+    "arrivals",
+    "input_tokens",
+    "input_tokens_squared",
+    "cached_tokens",
+    "finished",
+    "output_tokens",
+    "local_prefills",
 )
 
 log = structlog.get_logger()
@@ -39,7 +44,6 @@ class RouterBoard:
     """The last reports of all routers. For use in the event loop only."""
 
     def __init__(self, nats: NatsClient) -> None:
-        self.malformed_reports = 0
         self._nats = nats
         self._routers: dict[tuple[str, int], _Heard] = {}
         self._heard_s: float | None = None
@@ -109,7 +113,6 @@ class RouterBoard:
         try:
             report = decode_router_report(payload)
         except msgspec.DecodeError as error:
-            self.malformed_reports += 1
             log.warning("malformed router report skipped", subject=subject, error=str(error))
             return
         self._heard_s = now_s = time.monotonic()

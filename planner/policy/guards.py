@@ -10,8 +10,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, ROLES
+from planner.policy.history import Situation
 from planner.policy.observation import gpus_of_role
-from planner.policy.situation import Situation
 from planner.policy.wanted import Wanted
 
 HOUR_S = 3600.0

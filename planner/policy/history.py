@@ -1,10 +1,13 @@
-"""The history of each role, for the guards: when it grew and shrank, and which starts failed. Part of the planner's
-memory."""
+"""The history of each role: when it grew and shrank, and which starts failed. It is part of the planner's memory, and
+with observation and configuration the situation that guards and ladder judge."""
+
+from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role
+from planner.policy.observation import Counts, counts
 from runtime.config.planner import PlannerConfig
 
 LONG_AGO_S = -1e12
@@ -19,6 +22,19 @@ class RoleHistory(Struct, frozen=True):
     failure: str = ""  # reason of the last failed start
     retry_s: float = LONG_AGO_S  # no start before this time
     failed: list[str] = []  # workers whose failure is counted; they count as coming no more
+
+
+class Situation(Struct, frozen=True):
+    observation: Observation
+    config: PlannerConfig
+    counts: Mapping[Role, Counts]  # without the workers that failed
+    history: Mapping[str, RoleHistory]
+    failed: frozenset[str]  # workers that start but are not expected to become ready
+
+
+def situation(observation: Observation, config: PlannerConfig, history: Mapping[str, RoleHistory]) -> Situation:
+    failed = frozenset(worker_id for role in history.values() for worker_id in role.failed)
+    return Situation(observation, config, {role: counts(observation, role, failed) for role in ROLES}, history, failed)
 
 
 def with_failures(histories: dict[str, RoleHistory], now: Observation, config: PlannerConfig) -> dict[str, RoleHistory]:

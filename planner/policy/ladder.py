@@ -6,8 +6,8 @@ with an effect in flight, or one that an operator holds, gets no action.
 from collections.abc import Mapping
 
 from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role, WorkerView
+from planner.policy.history import Situation
 from planner.policy.observation import COMING, free_gpus, free_to_change, gpus_of_role
-from planner.policy.situation import Situation
 from planner.policy.wanted import Wanted
 
 

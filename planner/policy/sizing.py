@@ -1,6 +1,13 @@
 """The number of workers that a demand needs, by the step model and the targets.
 
 Both roles are sized for the same demand: a rate in requests per second, with the measured lengths and hit rate.
+
+Prefill workers are modelled as an M/G/N queue: Poisson arrivals, prompts of mean duration S and squared coefficient of
+variation cv2, and N workers. A prompt waits longer than t with probability C(N, a) * exp(-2 / (1 + cv2) * (N - a) *
+t / S), where a is the offered load (mean number of busy workers) and C Erlang's formula. The formula is exact for
+exponential durations (cv2 = 1); for others it uses Allen's and Cunneen's scaling of the wait. For cv2 = 1.9 (prompts of
+the Azure code trace), t = 1.1 S and one prompt in ten that waits longer, N = 1 2 4 8 16 32 64 workers carry the
+utilisation .19 .42 .62 .77 .87 .93 .96.
 """
 
 import math
@@ -8,7 +15,6 @@ from statistics import NormalDist
 
 from msgspec import Struct
 
-from planner.policy.queueing import workers_for
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes
 
@@ -93,3 +99,21 @@ def decode_workers(
         if times.decode_floor_ms >= targets.itl_ms:  # no number of workers meets the target: half load
             return math.ceil(2 * (crowd + prompts))
     return MAX_WORKERS
+
+
+def workers_for(load: float, wait: float, cv2: float, late: float) -> int:
+    """The fewest workers with which at most the share `late` of prompts waits longer than `wait` mean durations."""
+    if load <= 0:
+        return 0
+    blocked = 1.0
+    for n in range(1, MAX_WORKERS):
+        blocked = load * blocked / (n + load * blocked)
+        if n > load and _tail(blocked, n, load, wait, cv2) <= late:
+            return n
+    return MAX_WORKERS
+
+
+def _tail(blocked: float, workers: int, load: float, wait: float, cv2: float) -> float:
+    idle = 1 - load / workers
+    all_busy = blocked / (1 - (1 - idle) * (1 - blocked))  # Erlang C
+    return all_busy * math.exp(-2 / (1 + cv2) * (workers - load) * wait)

@@ -16,7 +16,8 @@ class Wanted(Struct, frozen=True):
         return self.prefill if role == PREFILL else self.decode
 
     def changed(self, role: Role, count: int, reason: str) -> "Wanted":
-        """With another count of one role and the reason; unchanged when the count is already `count`."""
+        """Returns the answer with another count of one role and the reason; the answer itself when the count is already
+        `count`."""
         if count == self.of(role):
             return self
         return replace(self, **{role: count}, reasons=(*self.reasons, reason))

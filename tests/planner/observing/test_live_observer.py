@@ -27,8 +27,8 @@ from planner.observing.router_board import RouterBoard
 from planner.observing.worker_board import WorkerBoard
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
-from runtime.discovery.incarnation import new_incarnation
 from runtime.discovery.load_board import publish_load
+from runtime.discovery.worker_key import new_incarnation
 from runtime.errors import UnavailableError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import router_subject

@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from baton_proto.planner import ALL_VERBS, DECODE, PREFILL, ROLES, Action, Role, Verb, WorkerView
-from planner.policy.history import RoleHistory
+from planner.policy.history import RoleHistory, Situation, situation
 from planner.policy.ladder import actions_for, given_up
-from planner.policy.situation import Situation, situation
 from planner.policy.wanted import Wanted
 from runtime.config.planner import LimitsConfig, PlannerConfig
 from tests.planner.observations import observation, starting, workers
@@ -27,15 +26,6 @@ def without(*verbs: Verb) -> tuple[Verb, ...]:
 
 def verbs_for(views: list[WorkerView], prefill: int, decode: int, **changes: object) -> list[tuple[str, str]]:
     return [(a.verb, a.worker_id) for a in actions_for(Wanted(prefill, decode), now(views, **changes), 100)]
-
-
-def test_the_ladder_wakes_first_then_flips_then_starts() -> None:
-    asleep = WorkerView("z", PREFILL, "sleeping", 0.0)
-    views = [*workers(1, 4), asleep]
-    found = verbs_for(views, 4, 3)
-    assert found == [("wake", "z"), ("flip", "decode-0"), ("add", "prefill-100")]
-    found = verbs_for(views, 4, 3, verbs=without("wake", "flip"))
-    assert [verb for verb, _ in found] == ["add", "add", "add", "drain"]
 
 
 def test_a_worker_takes_its_roles_gpus_even_when_the_role_has_none_yet() -> None:
@@ -66,16 +56,14 @@ def test_each_action_says_why() -> None:
         Action("flip", "decode-0", PREFILL, "decode can spare it and prefill needs one"),
         Action("add", "prefill-100", PREFILL, "prefill needs more than it has"),
     ]
+    without_them = now([*workers(1, 4), asleep], verbs=without("wake", "flip"))
+    assert [action.verb for action in actions_for(Wanted(4, 3), without_them, 100)] == ["add", "add", "add", "drain"]
     assert actions_for(Wanted(1, 2), now(workers(1, 3)), 100) == [
         Action("drain", "decode-0", DECODE, "decode has more than it needs")
     ]
     assert actions_for(Wanted(1, 2), now([*workers(1, 2), starting("s", DECODE)]), 100) == [
         Action("remove", "s", DECODE, "decode has more than it needs; it serves nobody yet")
     ]
-
-
-def test_nothing_is_done_when_all_is_as_wanted() -> None:
-    assert verbs_for([*workers(2, 3), starting("s", PREFILL)], 3, 3) == []
 
 
 def test_only_as_many_wake_as_are_lacking_and_none_that_an_operator_holds() -> None:

@@ -1,5 +1,6 @@
 """Sizes from a demand, against direct simulations of the cluster."""
 
+import heapq
 import math
 from statistics import NormalDist
 
@@ -11,7 +12,6 @@ from benchmarks.planner.day import Setting, follow
 from benchmarks.planner.fleet import Delays
 from benchmarks.planner.serving import Hardware, Limits
 from benchmarks.planner.workload import chat_lengths, requests_of
-from planner.policy.queueing import waits_longer
 from planner.policy.sizing import (
     MAX_WORKERS,
     Lengths,
@@ -20,6 +20,7 @@ from planner.policy.sizing import (
     length_spread,
     prefill_workers,
     prompt_time,
+    workers_for,
 )
 from runtime.config.planner import TargetsConfig
 from runtime.config.serving import MockConfig
@@ -113,8 +114,7 @@ def test_prefill_workers_are_the_fewest_whose_queue_leaves_time_for_a_long_promp
     left_ms = max(150.0, 1500.0 - (mean_ms + 2 * math.sqrt(cv2 * mean_ms**2)))
     found = prefill_workers(rate, PromptTime(mean_ms, cv2), TargetsConfig(1500.0, 60.0, attainment))
     load, late = rate * mean_ms / 1000, 1 - attainment
-    assert waits_longer(found, load, left_ms / mean_ms, cv2) <= late + 1e-9
-    assert waits_longer(found - 1, load, left_ms / mean_ms, cv2) > late - 1e-9
+    assert found == workers_for(load, left_ms / mean_ms, cv2, late)
 
 
 def meets(workers: int, rate: float, lengths: Lengths, targets: TargetsConfig, prompt_ms: float) -> tuple[float, float]:
@@ -201,3 +201,57 @@ def test_a_worker_that_is_exactly_full_and_exactly_fast_enough_is_enough() -> No
     flat = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.0, 0.0)
     lengths, half = Lengths(1000, 1e6, 250, 0.0, 0.0, 1000), TargetsConfig(1500.0, 20.0, 0.5)
     assert decode_workers(40, lengths, flat, half, 0.0, 200_000, 200) == 1
+
+
+TABLE = {1: 0.20, 2: 0.42, 4: 0.61, 8: 0.76, 16: 0.85, 32: 0.92, 64: 0.97}
+
+
+def share_that_waits_longer(workers: int, load: float, wait: float, cv2: float, count: int = 200_000) -> float:
+    """Of a simulated queue with mean duration 1: gamma for cv2 <= 1, else exponential of two rates."""
+    dice = np.random.default_rng(1)
+    arrivals = np.cumsum(dice.exponential(1 / load, count))
+    if cv2 <= 1:
+        durations = dice.gamma(1 / cv2, cv2, count)
+    else:
+        first = (1 + np.sqrt((cv2 - 1) / (cv2 + 1))) / 2
+        fast = dice.random(count) < first
+        durations = dice.exponential(np.where(fast, 0.5 / first, 0.5 / (1 - first)))
+    free = [0.0] * workers
+    late = 0
+    for arrival, duration in zip(arrivals.tolist(), durations.tolist(), strict=True):
+        begin = max(arrival, heapq.heappop(free))
+        late += begin - arrival > wait
+        heapq.heappush(free, begin + duration)
+    return late / count
+
+
+def utilisation(workers: int, wait: float, cv2: float, late: float) -> float:
+    """The largest load per worker with which at most the share `late` of prompts waits longer than `wait`."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if workers_for(middle * workers, wait, cv2, late) <= workers:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@pytest.mark.parametrize(("workers", "expected"), TABLE.items())
+def test_the_utilisation_that_workers_carry_is_that_of_the_table(workers: int, expected: float) -> None:
+    assert utilisation(workers, wait=1.1, cv2=1.9, late=0.1) == pytest.approx(expected, abs=0.025)
+
+
+@pytest.mark.parametrize("load", [0.3, 1.7, 6.0, 20.0])
+def test_workers_are_as_many_as_a_simulated_queue_needs(load: float) -> None:
+    """Give or take one: the formula is none for this distribution."""
+    found = workers_for(load, 2.0, 1.9, 0.05)
+    simulated = next(n for n in range(int(load) + 1, 99) if share_that_waits_longer(n, load, 2.0, 1.9, 50_000) <= 0.05)
+    assert abs(found - simulated) <= 1
+
+
+def test_no_load_needs_no_worker_and_more_load_never_fewer() -> None:
+    counts = [workers_for(load / 4, 1.0, 1.0, 0.1) for load in range(200)]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert all(count > load / 4 for load, count in enumerate(counts) if load)

@@ -64,36 +64,9 @@ def test_a_step_of_the_load_is_answered_at_once_and_by_as_many_as_it_takes() -> 
     assert cluster.count(DECODE) > 3
 
 
-def test_the_count_falls_only_after_two_minutes_of_low_load() -> None:
-    cluster = Cluster(Planner(config()), 2, 2)
-    cluster.live(60, 300)
-    high = cluster.count(PREFILL)
-    cluster.live(10, 110)
-    assert cluster.count(PREFILL) == high
-    cluster.live(10, 60)
-    assert cluster.count(PREFILL) < high / 2
-
-
-def test_one_busy_moment_within_two_minutes_keeps_the_count() -> None:
-    cluster = Cluster(Planner(config()), 2, 2)
-    cluster.live(60, 300)
-    high = cluster.count(PREFILL)
-    for _ in range(4):
-        cluster.live(20, 90)
-        cluster.live(60, 10)
-    assert cluster.count(PREFILL) >= high - 1
-
-
 def test_zero_traffic_is_zero_and_not_missing() -> None:
     cluster = Cluster(Planner(config()), 4, 4)
     cluster.live(0, 400)
-    assert (cluster.count(PREFILL), cluster.count(DECODE)) == (1, 1)
-
-
-def test_traffic_that_ends_leaves_the_least() -> None:
-    cluster = Cluster(Planner(config()), 4, 4)
-    cluster.live(60, 300)
-    cluster.live(0, 600)
     assert (cluster.count(PREFILL), cluster.count(DECODE)) == (1, 1)
 
 
@@ -119,25 +92,6 @@ def test_what_is_starting_already_is_not_started_again() -> None:
     views = views + [starting(action.worker_id, action.role, 300.0) for action in first.actions]
     again = planner.decide(observation(305.0, views, interval(60), queue=queue, gpu_budget=40))
     assert [action for action in again.actions if action.verb == "add" and action.role == PREFILL] == []
-
-
-def test_a_backlog_behind_full_decode_workers_adds_decode_workers() -> None:
-    planner = Planner(config())
-    queue = Queue(waiting=200, prefill_tokens=200_000, oldest_s=10)
-    views = [*workers(4, 0), *workers(0, 2, kv_used=1.0, running=50, context_tokens=60_000, kv_tokens=60_000)]
-    for number in range(10):
-        target = planner.decide(observation(5.0 * number, views, interval(20), queue=queue, gpu_budget=40))
-    assert target.decode > 4
-    assert target.prefill == 4
-
-
-def test_without_prefill_workers_decode_workers_are_sized_for_the_prompts_too() -> None:
-    mixed = config(limits=LimitsConfig(min_prefill=0, max_prefill=0, gpu_budget=40))
-    alone, both = Cluster(Planner(config()), 1, 1), Cluster(Planner(mixed), 0, 1)
-    alone.live(40, 300)
-    both.live(40, 300)
-    assert both.count(PREFILL) == 0
-    assert both.count(DECODE) > alone.count(DECODE)
 
 
 def test_a_planner_that_was_restarted_decides_as_the_one_before() -> None:

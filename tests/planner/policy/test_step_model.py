@@ -73,14 +73,6 @@ def test_a_fit_goes_on_from_the_one_before_and_finds_what_a_whole_one_finds() ->
         assert prefill_ms(times, tokens) == pytest.approx(prefill_ms(after.times, tokens), rel=0.02)
 
 
-def test_a_new_model_is_the_profile() -> None:
-    assert initial_model(PROFILE) == StepModel([], [], PROFILE)
-
-
-def test_a_few_samples_leave_the_profile_as_it_is() -> None:
-    assert taught(1).times == PROFILE
-
-
 def test_sequences_of_one_length_leave_the_rest_to_the_profile_at_the_measured_speed() -> None:
     """B and K rise together: which of them takes the time cannot be seen."""
     model = initial_model(PROFILE)
@@ -90,25 +82,10 @@ def test_sequences_of_one_length_leave_the_rest_to_the_profile_at_the_measured_s
     assert decode_ms(model.times, 100, 20_000) == pytest.approx(2 * decode_ms(PROFILE, 100, 20_000), rel=0.1)
 
 
-def test_no_coefficient_is_ever_negative() -> None:
-    model = initial_model(PROFILE)
-    steps = [decode_step(b, 1000 * b, 20 - 0.1 * b) for b in range(1, 100)]  # faster with more: nonsense
-    times = learned(learned(model, steps, PROFILE), steps, PROFILE).times
-    assert min(times.decode_floor_ms, times.decode_sequence_ms, times.decode_token_ms) >= 0
-
-
-def test_the_first_steps_of_a_new_worker_do_not_count() -> None:
-    model = initial_model(PROFILE)
-    assert learned(model, [decode_step(10, 1e4, 500, ready_for_s=29)] * 100, PROFILE) == model
-
-
-def test_memory_is_bounded() -> None:
-    model = taught(100)
-    assert len(model.decode) == len(model.prefill) == 256
-
-
 def test_a_worker_is_warm_after_thirty_seconds() -> None:
-    model = learned(initial_model(PROFILE), [decode_step(10, 1e4, 500, ready_for_s=30)], PROFILE)
+    fresh = initial_model(PROFILE)
+    assert learned(fresh, [decode_step(10, 1e4, 500, ready_for_s=29)] * 100, PROFILE) == fresh
+    model = learned(fresh, [decode_step(10, 1e4, 500, ready_for_s=30)], PROFILE)
     assert model.decode == [[1.0, 10, 1e4, 500]]
     assert model.prefill == []
     assert learned(model, [], PROFILE) is model

@@ -7,7 +7,7 @@ from baton_proto.planner import DECODE, PREFILL, Interval, LoadSample, Observati
 from planner.policy.threshold import ThresholdMemory, ThresholdPolicy
 from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
-from tests.planner.observations import observation, sampled, starting, workers
+from tests.planner.observations import observation, sampled, workers
 
 POLICY = ThresholdPolicy(PlannerConfig())
 
@@ -22,35 +22,6 @@ def decided(
     return wanted.prefill, wanted.decode, memory.grace
 
 
-def test_a_quiet_queue_takes_one_prefill_worker_away() -> None:
-    assert decided([0.1, 0.1], 0.7) == (2, 3, 0)
-    assert decided([0.2, 0.2], 0.7) == (3, 3, 0)
-    assert decided([0.1, 0.1], 0.7, prefill=1) == (1, 3, 0)
-
-
-def test_a_low_kv_load_takes_one_decode_worker_away() -> None:
-    assert decided([1.0], 0.49) == (3, 2, 0)
-    assert decided([1.0], 0.5) == (3, 3, 0)
-    assert decided([1.0], 0.1, decode=1) == (3, 1, 0)
-
-
-def test_a_long_queue_that_does_not_shrink_adds_a_prefill_worker() -> None:
-    assert decided([6.0, 6.0], 0.7) == (4, 3, 0)
-    assert decided([12.0, 3.0], 0.7) == (3, 3, 0)  # in three intervals it would be gone
-    assert decided([5.0, 5.0], 0.7) == (3, 3, 0)
-
-
-def test_a_high_kv_load_adds_a_decode_worker_and_gives_grace() -> None:
-    assert decided([1.0], 0.91) == (3, 4, 3)
-    assert decided([1.0], 0.9) == (3, 3, 0)
-
-
-def test_the_budget_binds_and_prefill_comes_first() -> None:
-    assert decided([9.0], 0.95, budget=6) == (3, 3, 0)
-    assert decided([9.0], 0.95, budget=7) == (4, 3, 0)
-    assert decided([0.0], 0.95, budget=6) == (2, 4, 3)  # what was taken away counts
-
-
 def test_grace_protects_three_whole_intervals_after_a_decode_worker_was_added() -> None:
     """Where the rule comes from it was two."""
     _, decode, grace = decided([1.0], 0.95)
@@ -59,26 +30,6 @@ def test_grace_protects_three_whole_intervals_after_a_decode_worker_was_added() 
         _, decode, grace = decided([1.0], 0.1, decode=4, grace=grace)
         assert decode == 4
     assert decided([1.0], 0.1, decode=4, grace=grace) == (3, 3, 0)
-
-
-def test_an_interval_in_which_the_counts_changed_is_not_judged() -> None:
-    samples = [LoadSample(9, 0.95, 3, 3), LoadSample(9, 0.95, 4, 3)]
-    of = Interval(5.0, 0, 0, 0.0, 0, 0, 0, samples=samples)
-    wanted, memory = POLICY.decide(observation(0.0, workers(4, 3), of), ThresholdMemory(2))
-    assert (wanted.prefill, wanted.decode, memory.grace) == (4, 3, 2)
-
-
-def test_nothing_is_decided_while_a_worker_starts() -> None:
-    views = [*workers(3, 3), starting("prefill-9", "prefill")]
-    wanted, _ = POLICY.decide(observation(0.0, views, sampled([9.0], 0.95, 3, 3)), ThresholdMemory())
-    assert (wanted.prefill, wanted.decode) == (4, 3)
-
-
-def test_zero_traffic_goes_down_to_the_least() -> None:
-    prefill, decode, grace = 4, 4, 0
-    for _ in range(10):
-        prefill, decode, grace = decided([0.0, 0.0], 0.0, prefill, decode, grace)
-    assert (prefill, decode) == (1, 1)
 
 
 def oracle(samples: list[LoadSample], p: int, d: int, grace: int, budget: int) -> tuple[int, int]:
@@ -99,7 +50,14 @@ def oracle(samples: list[LoadSample], p: int, d: int, grace: int, budget: int) -
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1.5)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(
+            st.floats(0, 20) | st.sampled_from([0.2, 5.0]),
+            st.floats(0, 1.5) | st.sampled_from([0.5, 0.9]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
     st.integers(1, 4),
     st.integers(1, 4),
     st.integers(0, 3),
@@ -145,10 +103,6 @@ def test_an_interval_without_samples_changes_nothing() -> None:
     wanted, after = POLICY.decide(observation(0.0, workers(3, 4)), memory)
     assert wanted == Wanted(3, 4, ("nothing was sampled in this interval",))
     assert after == memory
-
-
-def test_a_new_planner_gives_no_grace() -> None:
-    assert POLICY.initial() == ThresholdMemory(0)
 
 
 @pytest.mark.parametrize(
