@@ -50,7 +50,7 @@ class BatonError(Exception):
     """Base of every error that Baton raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between Ray's actors, errors travel with their fields; the constructor is not called again."""
+        """Lets errors travel between Ray's actors with their fields; the constructor is not called again."""
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
@@ -141,7 +141,7 @@ class TooLateError(OverloadedError):
 
 
 class UnavailableError(BatonError):
-    """Nothing that could serve is alive or ready. `reason`: a sentence for the caller."""
+    """No worker that could serve is alive or ready. `reason`: a sentence for the caller."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -101,7 +101,7 @@ class FairQueue(Generic[W]):
         return waiter in self._waiting
 
     def __iter__(self) -> Iterator[W]:
-        """In the order of arrival."""
+        """Yields the waiters in the order of arrival."""
         return iter(self._waiting)
 
     def push(self, waiter: W) -> None:

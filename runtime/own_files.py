@@ -65,7 +65,7 @@ def check_writable(path: Path) -> None:
 def opened_folder(
     path: Path | str, taboo: int = WRITTEN, within: int | None = None, make: bool = True
 ) -> Iterator[int]:
-    """As open_folder(), closed at the end of the block."""
+    """Opens a folder as open_folder() does, and closes it at the end of the block."""
     folder = open_folder(path, taboo, within, make)
     try:
         yield folder

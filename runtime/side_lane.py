@@ -60,7 +60,7 @@ class _Job(Generic[T]):
         self._work: Callable[[], T] | None = work
 
     def run(self) -> T:
-        """On a thread."""
+        """Runs on a thread."""
         _running.job = self
         try:
             stop_if_unwanted()
@@ -151,7 +151,7 @@ class SideLane:
             self._held[job.tenant] += 1
 
     def _leave(self, job: _Job[Any]) -> None:
-        """Before its turn."""
+        """Takes a job out before its turn."""
         self._waiting.remove(job)
         self._free(self._held, job)
 

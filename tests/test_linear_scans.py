@@ -31,7 +31,7 @@ from router.text.control_tokens import ControlTokens
 from router.text.segment_cache import begins
 from router.text.stop_strings import StopStrings
 from runtime.errors import InvalidRequestError, shown
-from runtime.grammar.repeats import written_out
+from runtime.grammar.bounds import written_out
 from runtime.grammar.source import json_source, longest_text
 from runtime.grammar.structural_tags import tags_source
 from runtime.grammar.words.marks import Marks

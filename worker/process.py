@@ -14,8 +14,8 @@ from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
-from runtime.discovery.incarnation import new_incarnation
 from runtime.discovery.load_board import publish_load
+from runtime.discovery.worker_key import new_incarnation
 from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect

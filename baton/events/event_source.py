@@ -12,8 +12,8 @@ from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, Wo
 from baton_proto.kv_events import KvEvent
 from runtime.config.serving import DiscoveryConfig
 from runtime.discovery.directory import Announcer
-from runtime.discovery.incarnation import new_incarnation
 from runtime.discovery.load_board import publish_load
+from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.kv_events.publisher import EventPublisher

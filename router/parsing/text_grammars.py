@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import InvalidRequestError
-from runtime.grammar.repeats import MAX_WRITTEN_OUT
+from runtime.grammar.bounds import MAX_WRITTEN_OUT
 
 _ANY = "(.|\\n)*"
 _DAY = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"

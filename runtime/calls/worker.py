@@ -70,7 +70,7 @@ class WorkerClient:
         return self._done(await self._ask(wire.SLEEP, request, 2 * timeout_s + wire.LAST_STEPS_S + MEMORY_TIMEOUT_S))
 
     async def wake(self, tags: list[str] | None = None) -> wire.SleepReport:
-        """Without tags the worker wakes completely. Raises UnavailableError when it sleeps on."""
+        """Wakes the worker, completely if there are no tags. Raises UnavailableError when it sleeps on."""
         return self._done(await self._ask(wire.WAKE, wire.WakeRequest(wire.MAJOR, tags or []), MEMORY_TIMEOUT_S))
 
     async def update(self, step: str, folder: str, timeout_s: float) -> wire.UpdateReport:

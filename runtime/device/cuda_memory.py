@@ -80,7 +80,7 @@ class CudaMemory:
         self._call(cuda.cuMemHostRegister, address, nbytes, flags)
 
     def unpin(self, address: int) -> None:
-        """After the last copy."""
+        """Ends pin(), after the last copy."""
         self._call(cuda.cuCtxSynchronize)
         self._call(cuda.cuMemHostUnregister, address)
 

@@ -124,13 +124,12 @@ class Directory:
         self._callbacks: list[Callable[[Change], None]] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.malformed_records = 0
         self.lost = 0  # workers that were removed without having withdrawn
         nats.on_reconnect(self._grant_grace)
 
     @property
     def workers(self) -> Mapping[str, WorkerRecord]:
-        """By worker id; a live view."""
+        """The live workers by id; a live view."""
         return MappingProxyType(self._workers)
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
@@ -182,7 +181,6 @@ class Directory:
                     where = f"worker record of {worker_id}"
                     raise ProtocolError(where, f"it names another worker: {record.worker_id!r}")
             except (msgspec.DecodeError, ProtocolError) as error:
-                self.malformed_records += 1
                 log.warning("malformed worker record skipped", subject=subject, error=str(error))
                 return
             self._update(record, payload)
@@ -243,6 +241,7 @@ class Directory:
 
 
 def _workers_bucket(namespace: str, ttl_s: float) -> StreamConfig:
-    """In memory: every record is rewritten each heartbeat, and one that did not survive is announced again."""
+    """The bucket lies in memory: every record is rewritten each heartbeat, and one that did not survive is announced
+    again."""
     stream, keys = workers_stream(namespace), workers_key(namespace, ">")
     return bucket_config(stream, keys, storage=StorageType.MEMORY, max_age=ttl_s, duplicate_window=ttl_s)

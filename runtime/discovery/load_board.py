@@ -27,11 +27,10 @@ class LoadBoard:
         self._nats = nats
         self._reports: dict[str, LoadReport] = {}
         self._callbacks: list[Callable[[LoadReport], None]] = []
-        self.malformed_reports = 0
 
     @property
     def reports(self) -> Mapping[str, LoadReport]:
-        """By worker id; a live view."""
+        """The latest reports by worker id; a live view."""
         return MappingProxyType(self._reports)
 
     def on_report(self, callback: Callable[[LoadReport], None]) -> None:
@@ -48,7 +47,6 @@ class LoadBoard:
         try:
             report = decode_load_report(payload)
         except msgspec.DecodeError as error:
-            self.malformed_reports += 1
             log.warning("malformed load report skipped", subject=subject, error=str(error))
             return
         self._reports[report.worker_id] = report

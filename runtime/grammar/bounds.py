@@ -1,11 +1,13 @@
-"""How large a grammar may be and how deep a JSON schema may go, before any native code reads it."""
+"""How large a grammar may be, before any native code reads it."""
 
-from typing import Any, Final
+import re
+from typing import Final
 
 from baton_proto.grammar import MAX_ALTERNATIVES, MAX_GRAMMAR_CHARS, Grammar
 
-MAX_DEPTH: Final = 1000
-DEFINITIONS: Final = ("$defs", "definitions")
+MAX_WRITTEN_OUT: Final = 20_000
+_PART = re.compile(r"\\.|\(|\)|\{\s*+0*+(\d*+)\s*+(?:,\s*+0*+(\d*+)\s*+)?+\}", re.DOTALL | re.ASCII)
+_MOST: Final = 10**9  # all that is larger counts as this
 
 
 def check_size(grammar: Grammar) -> None:
@@ -26,34 +28,28 @@ def _is_whole(text: str) -> bool:
     return True
 
 
-def check_depth(schema: Any) -> None:
-    """Raises ValueError. Counts objects, lists and references from the root on; a definition counts where it is
-    referred to first, as it is compiled."""
-    seen: set[str] = set()
-    ahead = [(schema, 1)]
-    while ahead:
-        value, depth = ahead.pop()
-        if depth > MAX_DEPTH:
-            problem = f"is nested more than {MAX_DEPTH} deep, references included; give it fewer levels"
-            raise ValueError(problem)
-        parts = list(value)
-        if isinstance(value, dict):
-            parts = [part for name, part in value.items() if name not in DEFINITIONS]
-            reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
-                seen.add(reference)
-                parts.append(_found(schema, reference))
-        ahead += [(part, depth + 1) for part in reversed(parts) if isinstance(part, dict | list)]
-
-
-def _found(schema: Any, reference: str) -> Any:
-    """What a JSON pointer leads to; None: nothing."""
-    for name in reference.removeprefix("#").split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
-            schema = schema[int(name)]
-        elif isinstance(schema, dict):
-            schema = schema.get(name)
+def written_out(text: str) -> int:
+    """How long a text becomes when its counted repeats are written out, or _MOST: (a{1000}){1000} is a million. Other
+    text is read as if it were a regular expression, which makes it no longer than it is."""
+    largest, open_groups, last = 1, [1], 1  # a group's worth; that of what was closed last
+    end = 0
+    for part in _PART.finditer(text):
+        if part.start() > end:
+            last = 1
+        end = part.end()
+        if part[0] == "(":
+            open_groups.append(1)
+        elif part[0] == ")":
+            last = open_groups.pop() if len(open_groups) > 1 else 1
+        elif part[0].startswith("{"):
+            last = min(last * max(map(_number, part.groups(""))), _MOST)
         else:
-            return None
-    return schema
+            last = 1
+        if part[0] != "(":
+            open_groups[-1] = max(open_groups[-1], last)
+        largest = max(largest, last)
+    return largest
+
+
+def _number(digits: str) -> int:
+    return int(digits or 1) if len(digits) < 10 else _MOST

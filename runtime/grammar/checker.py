@@ -138,7 +138,7 @@ class GrammarChecker:
             self._give_up(list(self._asked), "the process ends")
 
     def _serve(self, peer: socket.socket) -> int:
-        """Until the helper has died or we close. Returns how many verdicts it told."""
+        """Takes verdicts until the helper has died or we close. Returns how many there were."""
         with self._lock:
             self._peer = None if self._closed.is_set() else peer
             waiting = list(self._asked.values())
@@ -156,7 +156,7 @@ class GrammarChecker:
         return told
 
     def _send(self, peer: socket.socket, asked: list[_Asked]) -> bool:
-        """False: the helper has died; its end asks again."""
+        """Returns False when the helper has died; its end asks again."""
         try:
             with self._sending:
                 for one in asked:

@@ -69,7 +69,7 @@ class GrammarCompiler:
     async def check_soon(
         self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
     ) -> Grammar:
-        """As GrammarChecker's, in this process."""
+        """Checks as GrammarChecker does, in this process."""
         await self.matcher_soon(grammar, name, deadline_s, lane)
         return grammar
 

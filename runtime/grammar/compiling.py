@@ -1,5 +1,5 @@
-"""From a grammar to a matcher for one vocabulary, or to what is wrong with the grammar. The limits are counts, so all
-machines refuse the same grammars.
+"""Makes a matcher for one vocabulary of a grammar, or says what is wrong with the grammar. The limits are counts, so
+all machines refuse the same grammars.
 
 Invariant: no process that must not die compiles what a helper has not survived: see `checker` and `helper`.
 """
@@ -11,10 +11,9 @@ import llguidance
 import numpy as np
 
 from baton_proto.grammar import Grammar
-from runtime.grammar.bounds import check_size
+from runtime.grammar.bounds import MAX_WRITTEN_OUT, check_size, written_out
 from runtime.grammar.faults import find_fault
 from runtime.grammar.matcher import Matcher
-from runtime.grammar.repeats import MAX_WRITTEN_OUT, written_out
 from runtime.grammar.room import Compiled, GrammarRoom
 from runtime.grammar.source import json_source, llguidance_source, longest_text, parsed
 from runtime.grammar.words.vocabulary import Vocabulary

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from runtime.grammar.schemas import NAMED_SCHEMAS, NOT_SCHEMAS
+from runtime.grammar.schemas import DEFINITIONS, NAMED_SCHEMAS, NOT_SCHEMAS
 
 LOOKING_S: Final = 0.2  # of the thread's own time; only the words of a refusal depend on it
 UNSATISFIABLE = "Unsatisfiable schema"
-_DEFINITIONS = ("$defs", "definitions")
 _TRIED_LAST = ("properties", "type")  # without them many an error vanishes that another keyword causes
 
 ErrorOf = Callable[[Mapping[str, Any]], str]
@@ -21,10 +20,10 @@ def find_fault(schema: Any, error: str, error_of: ErrorOf) -> tuple[str, str]:
     if not isinstance(schema, Mapping):
         return "$", error
     until_s = time.thread_time() + LOOKING_S
-    definitions = {name: schema[name] for name in _DEFINITIONS if isinstance(schema.get(name), Mapping)}
+    definitions = {name: schema[name] for name in DEFINITIONS if isinstance(schema.get(name), Mapping)}
 
     def error_in_time(known: Mapping[str, Any], part: Mapping[str, Any]) -> str | None:
-        """None: there is no time left to try it."""
+        """The error of a part; None: there is no time left to try it."""
         return error_of({**part, **known}) if time.thread_time() < until_s else None
 
     # A part is at fault by itself before one is that refers to it, so definitions are tried first, and without others.

@@ -26,7 +26,7 @@ from runtime.errors import ModelError
 from runtime.grammar.compiling import compiled
 from runtime.grammar.deep_stack import STACK_BYTES, on_deep_stack
 from runtime.grammar.framing import received, send
-from runtime.grammar.heap import heap_bytes
+from runtime.grammar.room import heap_bytes
 from runtime.grammar.words.vocabulary import Vocabulary
 from runtime.processes.die_with_parent import die_with_parent
 
@@ -66,7 +66,7 @@ class Helper:
         self._children: dict[int, _Child] = {}  # by the number of the socket
 
     def serve(self) -> None:
-        """Until the peer leaves."""
+        """Serves until the peer leaves."""
         while True:
             is_busy = any(child.check_id for child in self._children.values())
             for key, _ in self._selector.select(WATCHED_S if is_busy else None):
@@ -84,7 +84,7 @@ class Helper:
         return len(self._children) < MAX_CHILDREN or any(not child.check_id for child in self._children.values())
 
     def _take(self) -> bool:
-        """False: the peer has left."""
+        """Hands the next check to a child. Returns False when the peer has left."""
         body = received(self._peer)
         if body is None:
             return False
@@ -151,7 +151,7 @@ def _death(child: _Child, code: int) -> GrammarVerdict:
 
 
 def _run_child(vocabulary: Vocabulary, peer: socket.socket) -> None:
-    """Until the helper closes the socket. Never returns."""
+    """Judges until the helper closes the socket. Never returns."""
     try:
         die_with_parent()
         os.dup2(os.open(os.devnull, os.O_RDWR), sys.stdin.fileno())

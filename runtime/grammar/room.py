@@ -4,10 +4,12 @@ A compiled grammar and its matchers share a lexer, whose states multiply with wh
 its size, so the growth of the process's heap is measured while masks are computed.
 """
 
+import ctypes
+import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 from weakref import WeakSet
@@ -15,7 +17,6 @@ from weakref import WeakSet
 import llguidance
 
 from baton_proto.grammar import Grammar
-from runtime.grammar.heap import heap_bytes
 
 MAX_KEPT: Final = 256
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
@@ -76,8 +77,9 @@ class GrammarRoom:
 
     @contextmanager
     def measured(self, filled: Sequence[Compiled], num_tokens: int) -> Iterator[None]:
-        """Around masks of these grammars, which share the growth; each of the tokens that are read may add some bytes.
-        Not measured when the last time was just now: a step of an engine takes longer."""
+        """Measures the block, in which masks of these grammars are computed, which share the growth; each of the tokens
+        that are read may add some bytes. Not measured when the last time was just now: a step of an engine takes
+        longer."""
         began_s = time.monotonic()
         if began_s < self._next_s:
             yield
@@ -114,3 +116,30 @@ class GrammarRoom:
     @property
     def _kept_bytes(self) -> int:
         return sum(compiled.num_bytes for compiled in self._kept.values())
+
+
+class _Mallinfo2(ctypes.Structure):
+    """The structure of glibc since 2.33."""
+
+    _fields_ = [("sizes", ctypes.c_size_t * 10)]
+
+
+HBLKHD, UORDBLKS = 4, 7  # places of mapped bytes, and of those in small pieces
+
+
+def heap_bytes() -> int:
+    """Bytes that native code holds, as the C library counts them, of all threads together; what llguidance has
+    allocated is among them. 0 where the C library does not tell."""
+    mallinfo2 = _mallinfo2()
+    if mallinfo2 is None:
+        return 0
+    told = mallinfo2()
+    return int(told.sizes[UORDBLKS] + told.sizes[HBLKHD])
+
+
+@functools.cache
+def _mallinfo2() -> Callable[[], _Mallinfo2] | None:
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is not None:
+        function.restype = _Mallinfo2
+    return function

@@ -1,4 +1,4 @@
-"""What of a JSON schema llguidance is given, so that answers keep to it exactly."""
+"""What of a JSON schema llguidance is given, so that answers keep to it exactly, and how deep a schema may go."""
 
 import math
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 """Formats of strings that are enforced. JSON Schema calls all others annotations: they say nothing of an answer."""
+MAX_DEPTH: Final = 1000
+DEFINITIONS: Final = ("$defs", "definitions")
 MAX_EXACT: Final = 2**53  # llguidance reads numbers as float64
 MAX_BOUND: Final = 2**63 - 1024  # the largest float64 below 2^63; it refuses -2^63, the least of int64
 NOT_SCHEMAS: Final = frozenset(("enum", "const", "default", "examples"))
@@ -61,3 +63,36 @@ def _too_large(value: Any) -> int | None:
         return value if abs(value) > MAX_EXACT else None
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return next((number for part in parts if (number := _too_large(part)) is not None), None)
+
+
+def check_depth(schema: Any) -> None:
+    """Raises ValueError. Counts objects, lists and references from the root on; a definition counts where it is
+    referred to first, as it is compiled."""
+    seen: set[str] = set()
+    ahead = [(schema, 1)]
+    while ahead:
+        value, depth = ahead.pop()
+        if depth > MAX_DEPTH:
+            problem = f"is nested more than {MAX_DEPTH} deep, references included; give it fewer levels"
+            raise ValueError(problem)
+        parts = list(value)
+        if isinstance(value, dict):
+            parts = [part for name, part in value.items() if name not in DEFINITIONS]
+            reference = value.get("$ref")
+            if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
+                seen.add(reference)
+                parts.append(_found(schema, reference))
+        ahead += [(part, depth + 1) for part in reversed(parts) if isinstance(part, dict | list)]
+
+
+def _found(schema: Any, reference: str) -> Any:
+    """What a JSON pointer leads to; None: nothing."""
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, dict):
+            schema = schema.get(name)
+        else:
+            return None
+    return schema

@@ -1,4 +1,4 @@
-"""From what a request says to what llguidance reads: JSON with one or several grammars."""
+"""Translates what a request says to what llguidance reads: JSON with one or several grammars."""
 
 import json
 import re
@@ -7,8 +7,7 @@ from typing import Any
 import llguidance
 
 from baton_proto.grammar import Grammar
-from runtime.grammar.bounds import check_depth
-from runtime.grammar.schemas import enforced
+from runtime.grammar.schemas import check_depth, enforced
 from runtime.grammar.structural_tags import tags_source
 from runtime.grammar.words.lark_rules import JSON_OPTIONS
 from runtime.grammar.words.marks import Marks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.errors import shown
-from runtime.grammar.bounds import check_depth
+from runtime.grammar.schemas import check_depth
 from runtime.grammar.words.lark_rules import ANY_TEXT, LarkRules
 from runtime.grammar.words.marks import Marks
 

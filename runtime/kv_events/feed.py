@@ -14,7 +14,7 @@ class EventFeed:
         self._pending: dict[int, KvEventBatch] = {}
 
     def offer(self, batch: KvEventBatch) -> bool:
-        """False for a batch that was there before."""
+        """Takes a batch. Returns False when it was there before."""
         self.expected = max(self.expected, batch.event_id)
         if batch.event_id <= self.applied or batch.event_id in self._pending:
             return False

@@ -160,7 +160,7 @@ class EventPublisher:
         log.warning("events not published", worker=self._worker_id, error=why, failed=failed, exc_info=unexpected)
 
     async def _send_waiting(self) -> None:
-        """Never returns. Raises NATS_ERRORS when the connection or an acknowledgement failed."""
+        """Sends what waits. Never returns. Raises NATS_ERRORS when the connection or an acknowledgement failed."""
         while True:
             if not self._stream_exists:
                 await self._nats.ensure_stream(self._stream)

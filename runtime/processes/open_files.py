@@ -29,7 +29,7 @@ def raise_open_files(wanted: int = WANTED) -> int:
 
 
 def shared_out(limit: int, most: int) -> Places:
-    """Of `limit` open files, at most `most` for either kind of connection."""
+    """Shares out `limit` open files, at most `most` for either kind of connection."""
     free = limit - min(RESERVE, limit // 4)
     grpc = max(1, min(most, free // 3))
     return Places(http=max(1, min(most, free - grpc)), grpc=grpc)

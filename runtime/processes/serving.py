@@ -23,7 +23,7 @@ def print_ready(process: str, name: str, addresses: Mapping[str, str]) -> None:
 
 
 def read_ready(line: bytes) -> Ready | None:
-    """None when it is not the readiness line. Raises msgspec.DecodeError when its form is wrong."""
+    """Reads a line; None when it is not the readiness line. Raises msgspec.DecodeError when its form is wrong."""
     if not line.startswith(READY_PREFIX):
         return None
     ready: Ready = _decode_ready(line.removeprefix(READY_PREFIX))

@@ -59,5 +59,5 @@ def _caller(settings: list[str], where: str, line: str) -> Caller:
 
 
 def key_name(key: Secret) -> str:
-    """By which logs tell keys apart; nobody finds a key by it."""
+    """The name by which logs tell keys apart; nobody finds a key by it."""
     return f"key-{hashlib.sha256(key.reveal().encode()).hexdigest()[:16]}"

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class FailedLogins:
-    """Of one process. A missing key is no login."""
+    """The failed logins of one process. A missing key is no login."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts = Counter({(api, key): 0 for api in ("http", "grpc") for key in (API_KEY, OPERATOR_KEY)})

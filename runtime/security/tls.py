@@ -45,7 +45,7 @@ class Tls:
         return self._current().pair.certificate
 
     def server_context(self) -> ssl.SSLContext:
-        """For HTTP."""
+        """The context of the HTTP server."""
         return following(_server_context(self._current().pair), lambda: self._current().context)
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
@@ -74,7 +74,8 @@ class _Loaded:
 
 
 def load_tls(config: SecurityConfig) -> Tls | None:
-    """None: the public ports use no TLS. Raises ConfigError naming the field whose file is missing or wrong."""
+    """Loads the files; None: the public ports use no TLS. Raises ConfigError naming the field whose file is missing or
+    wrong."""
     cert_file, key_file = config.tls_cert_file, config.tls_key_file
     if cert_file is None and key_file is None:
         return None

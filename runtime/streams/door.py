@@ -132,7 +132,7 @@ class Door(Generic[T]):
 
 
 def listen_tcp(host: str, backlog: int | None = None) -> socket.socket:
-    """On a free port. `backlog` None: what the system takes to be right. Raises OSError."""
+    """Listens on a free port. `backlog` None: what the system takes to be right. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=backlog)
 

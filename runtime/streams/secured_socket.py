@@ -34,7 +34,8 @@ class SecuredSocket(socket.socket):
         self._unsent, self._unsent_of = memoryview(b""), 0  # what send() has left over, and of how many bytes
 
     def shake_hands(self) -> None:
-        """Before anything else. May be called again after BlockingIOError. Raises OSError, ssl.SSLError among them."""
+        """Shakes hands, before anything else. May be called again after BlockingIOError. Raises OSError, ssl.SSLError
+        among them."""
         while True:
             try:
                 self._tls.do_handshake()

@@ -72,7 +72,8 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
 
 
 def quieten_logging() -> None:
-    """In a program that is not ours: warnings to stderr, and nothing changed when the program has its own settings."""
+    """Sets up a program that is not ours: warnings to stderr, and nothing changed when the program has its own
+    settings."""
     if not structlog.is_configured():
         wrapper = structlog.make_filtering_bound_logger(logging.WARNING)
         structlog.configure(wrapper_class=wrapper, logger_factory=structlog.WriteLoggerFactory(_CURRENT_STDERR))

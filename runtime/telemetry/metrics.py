@@ -94,7 +94,7 @@ class ProcessMetrics:
         self.registry.register(AtScrape(CounterMetricFamily, name, what, read, labels))
 
     def distribution(self, name: str, what: str, buckets: Sequence[float]) -> Distribution:
-        """Of what one thread observes."""
+        """The distribution of what one thread observes."""
         distribution = Distribution(name, what, buckets)
         self.registry.register(distribution)
         return distribution
@@ -118,7 +118,7 @@ class ProcessMetrics:
 
 
 def version() -> str:
-    """Of the installed distribution."""
+    """The version of the installed distribution."""
     try:
         return importlib.metadata.version("baton-serve")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout

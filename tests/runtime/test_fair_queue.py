@@ -36,28 +36,9 @@ def filled(*requests: Request) -> FairQueue[Request]:
     return queue
 
 
-def test_a_higher_priority_goes_first_whoever_it_is() -> None:
-    queue = filled(Request("x", "a"), Request("y", "a", priority=5), Request("z", "b", priority=-1))
-    assert names(drain(queue)) == "yxz"
-
-
 def test_who_has_paid_goes_before_those_of_its_priority_who_have_not() -> None:
     queue = filled(Request("x"), Request("u", priority=1), Request("r", "b", tokens=0))
     assert names(drain(queue)) == "urx"
-
-
-def test_tenants_take_turns_by_tokens_not_by_requests() -> None:
-    queue = filled(*[Request("A", "a", 40) for _ in range(3)], *[Request("b", "b", 10) for _ in range(12)])
-    assert names(drain(queue)) == "AbbbbAbbbbAbbbb"
-
-
-def test_a_tenant_that_comes_later_starts_where_the_others_are() -> None:
-    queue = filled(*[Request("A", "a") for _ in range(6)])
-    for _ in range(3):
-        queue.take(next(queue.order()))
-    for _ in range(3):
-        queue.push(Request("b", "b"))
-    assert sorted(names(drain(queue))[:4]) == ["A", "A", "b", "b"]
 
 
 def test_what_leaves_without_having_gone_costs_its_tenant_nothing() -> None:

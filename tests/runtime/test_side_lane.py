@@ -96,17 +96,6 @@ async def test_a_newcomer_takes_the_place_of_who_holds_most_until_both_hold_as_m
         await flood.end()
 
 
-async def test_tenants_have_threads_by_turns() -> None:
-    lane, order, go = SideLane(threads=1, max_waiting=20), list[str](), threading.Event()
-    held = asyncio.create_task(lane.run(None, go.wait, 20))
-    await asyncio.sleep(0)
-    work = [asyncio.create_task(as_tenant(name, lane, order.append, name)) for name in "aaaaaabbc"]
-    await asyncio.sleep(0)
-    go.set()
-    await asyncio.gather(held, *work)
-    assert "".join(order) == "abcabaaaa"
-
-
 async def test_work_whose_caller_has_gone_does_not_begin_and_ends_at_its_next_step() -> None:
     lane, began, go, steps = SideLane(threads=1), threading.Event(), threading.Event(), list[int]()
 

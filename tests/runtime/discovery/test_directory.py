@@ -190,9 +190,7 @@ async def test_a_frozen_server_is_no_reason_to_drop_workers(nats_server: NatsSer
         assert "decode-0" in directory.workers
 
 
-async def test_malformed_records_are_counted_and_skipped(
-    nats_server: NatsServer, nats: NatsClient, directory: Directory
-) -> None:
+async def test_malformed_records_are_skipped(nats_server: NatsServer, nats: NatsClient, directory: Directory) -> None:
     newer = msgspec.structs.replace(record("newer"), version=MAJOR + 1)
     async with worker(nats_server, record("good")):
         await nats.publish(workers_key("default", "bad"), b"{not json")
@@ -202,7 +200,6 @@ async def test_malformed_records_are_counted_and_skipped(
         await directory.wait_for(lambda workers: workers.keys() >= {"good", "last"}, 30)
         assert set(directory.workers) == {"good", "last"}
         assert directory.workers["good"].incarnation == 1
-        assert directory.malformed_records == 3
 
 
 async def test_waiting_for_workers_ends_with_the_deadline(directory: Directory) -> None:
@@ -231,7 +228,6 @@ async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClie
     await publish_load(nats, report)
     assert await asyncio.wait_for(arrived.get(), 30) == report
     assert board.reports == {"w": report}
-    assert board.malformed_reports == 1
     board.discard("w")
     assert not board.reports
 

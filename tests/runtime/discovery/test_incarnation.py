@@ -1,6 +1,6 @@
 import time
 
-from runtime.discovery.incarnation import new_incarnation
+from runtime.discovery.worker_key import new_incarnation
 
 
 def test_every_start_has_a_higher_incarnation() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from baton_proto.grammar import Grammar
 from runtime.errors import InvalidRequestError
-from runtime.grammar.bounds import MAX_DEPTH
 from runtime.grammar.checker import GrammarChecker
 from runtime.grammar.helper import MAX_HELD_BYTES
+from runtime.grammar.schemas import MAX_DEPTH
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 

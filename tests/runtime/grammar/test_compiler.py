@@ -10,8 +10,8 @@ import pytest
 from baton_proto.grammar import MAX_ALTERNATIVES, Grammar
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError, UnavailableError
+from runtime.grammar.bounds import written_out
 from runtime.grammar.compiler import THREADS, GrammarCompiler
-from runtime.grammar.repeats import written_out
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
@@ -31,10 +31,7 @@ GOOD = {
     Grammar("regex", "[a-c]{2,3}x"): "abcx",
     Grammar("choice", choices=("yes", "no", 'ü"')): 'ü"',
     Grammar("ebnf", 'root ::= "a" | "b" root'): "bba",
-    Grammar(
-        "structural_tag",
-        '{"structures": [{"begin": "<f>", "schema": {"const": 1}, "end": "</f>"}], "triggers": ["<f"]}',
-    ): ("so <f>1</f>"),
+    Grammar("structural_tag", TAG): "so <f>1</f>",
 }
 
 CONST: dict[str, object] = {"type": "json_schema", "json_schema": {"const": 1}}

@@ -56,21 +56,6 @@ def test_the_number_of_waiting_batches_is_bounded_and_the_hole_stays_known() -> 
     assert feed.missing.start == 1
 
 
-def test_a_new_feed_misses_nothing() -> None:
-    feed = EventFeed()
-    assert (feed.applied, feed.expected) == (0, 0)
-    assert not feed.behind
-    assert not feed.holed
-    assert not feed.missing
-
-
-def test_what_a_worker_has_published_is_never_forgotten_for_an_older_batch() -> None:
-    feed = EventFeed()
-    for event_id in (3, 2):
-        assert feed.offer(batch(event_id))
-    assert feed.expected == 3
-
-
 def test_a_batch_that_a_snapshot_contains_waits_no_longer() -> None:
     feed = EventFeed()
     for event_id in (3, 5):
@@ -82,14 +67,6 @@ def test_a_batch_that_a_snapshot_contains_waits_no_longer() -> None:
     assert not feed.offer(batch(5))
     assert feed.offer(batch(6))
     assert ready(feed) == [6]
-
-
-def test_a_snapshot_of_an_idle_worker_leaves_nothing_to_wait_for() -> None:
-    feed = EventFeed()
-    feed.expected = 9
-    feed.rebase(4)
-    assert (feed.applied, feed.expected) == (4, 4)
-    assert not feed.missing
 
 
 def test_as_many_batches_wait_as_the_bound_says_and_one_more_lets_all_go() -> None:

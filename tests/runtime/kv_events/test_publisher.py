@@ -97,18 +97,6 @@ async def test_what_was_published_during_an_outage_arrives_after_it(
     assert in_order_without_holes(batches, 102, first=batches[0].event_id)
 
 
-async def test_publishing_goes_on_through_repeated_restarts(
-    nats_server: NatsServer, nats: NatsClient, publisher: EventPublisher
-) -> None:
-    for number in range(1, 301):
-        publisher.publish([removed(number)])
-        if number % 100 == 50:
-            await nats_server.restart()
-        await asyncio.sleep(0.001)
-    assert await publisher.flush(15)
-    assert in_order_without_holes(await stored_batches(nats), 300)
-
-
 async def test_a_full_buffer_drops_the_oldest_batches(nats_server: NatsServer, nats: NatsClient) -> None:
     away = asyncio.Event()
     nats.on_disconnect(away.set)

@@ -19,9 +19,8 @@ from runtime.calls.worker import WorkerClient
 from runtime.config.serving import NatsConfig, parse_config
 from runtime.errors import ConfigError, UnauthorizedError, UnavailableError, WorkerLostError
 from runtime.nats.client import connect
-from runtime.security.cluster_ca import LIFETIME
 from runtime.security.cluster_key import ClusterKey, new_cluster_key
-from runtime.security.internal_tls import InternalTls
+from runtime.security.internal_tls import LIFETIME, InternalTls
 from runtime.security.keys import load_keys, load_or_make_keys, tls_mode
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login
 from runtime.security.secret import Secret
