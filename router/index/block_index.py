@@ -49,8 +49,13 @@ class BlockIndex:
             self._rebuild(int(GROWTH * (self._count + len(keys)) / MAX_LOAD) + 1)
         self._move(MOVED_PER_KEY * len(keys))  # first, so that the old table gets too few new keys to become full
         done = hash_table.insert(
-            *(self._keys, self._edges, self._old_keys, self._old_edges, np.uint64(self._moved)),
-            *(keys, np.uint32(edge)),
+            self._keys,
+            self._edges,
+            self._old_keys,
+            self._old_edges,
+            np.uint64(self._moved),
+            keys,
+            np.uint32(edge),
         )
         self._count += done
         if done < len(keys):

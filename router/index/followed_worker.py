@@ -102,7 +102,7 @@ class FollowedWorker:
             log.warning("worker publishes no events", worker=self.key[0], incarnation=self.key[1], note=SILENT_NOTE)
 
     def lags(self) -> bool:
-        """For more than LAG_S it has been known that a batch was published, and the batch is not here."""
+        """Whether a batch has been missing for more than LAG_S since it was known to be published."""
         if not self.feed.behind or (self._late is not None and self.feed.applied >= self._late[0]):
             self._late = None
         if self.feed.behind and self._late is None:

@@ -1,9 +1,9 @@
 """An open-addressing hash table from u64 keys to u32 values, as arrays and compiled loops over whole runs of keys.
 
-A key's home is the high half of (SPREAD * key mod 2**64), scaled to the size of the table. A key whose home is taken
-goes to the next free slot. Keys therefore lie nearly in the order of these products, and moving them to a larger table
-reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as hashes of 63
-bits from elsewhere, would crowd a part of the table.
+A key's bucket is the high half of (SPREAD * key mod 2**64), scaled to the size of the table. A key whose bucket is
+taken goes to the next free slot. Keys therefore lie nearly in the order of these products, and moving them to a larger
+table reads and writes memory from front to back. Without SPREAD, keys that are not even over 64 bits, such as hashes of
+63 bits from elsewhere, would crowd a part of the table.
 
 While keys move from an old table to a new one, both are searched. Invariants, kept by block_index.py: keys are above
 GONE, each is in one of the two tables, both tables have an empty slot.
@@ -22,7 +22,7 @@ SPREAD = U64(0x9E3779B97F4A7C15)
 """2**64 over the golden ratio, odd: Knuth's multiplicative hashing (The Art of Computer Programming 3, 6.4)."""
 
 AHEAD = 128
-"""Number of keys whose homes are read before the keys are searched."""
+"""Number of keys whose buckets are read before the keys are searched."""
 
 Keys = NDArray[np.uint64]
 Values = NDArray[np.uint32]
@@ -32,7 +32,7 @@ _ZERO, _ONE, _SHIFT_32 = U64(0), U64(1), U64(32)
 
 
 @inlined
-def _home(key: np.uint64, size: np.uint64) -> np.uint64:
+def _bucket(key: np.uint64, size: np.uint64) -> np.uint64:
     return (key * SPREAD >> _SHIFT_32) * size >> _SHIFT_32
 
 
@@ -40,7 +40,7 @@ def _home(key: np.uint64, size: np.uint64) -> np.uint64:
 def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
     """(True, the key's slot), or (False, the empty slot where it would go)."""
     size = U64(len(table))
-    slot = _home(key, size)
+    slot = _bucket(key, size)
     while table[slot] != key:
         if table[slot] == EMPTY:
             return False, slot
@@ -52,17 +52,17 @@ def _search(table: Keys, key: np.uint64) -> tuple[bool, np.uint64]:
 
 @inlined
 def _read_ahead(table: Keys, keys: Keys, first: int, last: int) -> np.uint64:
-    """Reads the homes of keys [first, last), so that memory fetches them side by side, not one after the other."""
+    """Reads the buckets of keys [first, last), so that memory fetches them side by side, not one after the other."""
     size = U64(len(table))
     seen = EMPTY
     for i in range(first, last):
-        seen |= table[_home(keys[i], size)]
+        seen |= table[_bucket(keys[i], size)]
     return seen
 
 
 @inlined
 def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
-    """Empties a slot: keys behind it move up when that brings them nearer to their homes."""
+    """Empties a slot: keys behind it move up when that brings them nearer to their buckets."""
     size = U64(len(table))
     slot = gap
     while True:
@@ -72,10 +72,10 @@ def _close_gap(table: Keys, values: Values, gap: np.uint64) -> None:
         key = table[slot]
         if key == EMPTY:
             break
-        home = _home(key, size)
-        from_home = slot - home if slot >= home else slot + size - home
+        bucket = _bucket(key, size)
+        from_bucket = slot - bucket if slot >= bucket else slot + size - bucket
         from_gap = slot - gap if slot >= gap else slot + size - gap
-        if from_home >= from_gap:
+        if from_bucket >= from_gap:
             table[gap], values[gap] = key, values[slot]
             gap = slot
     table[gap] = EMPTY

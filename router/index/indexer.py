@@ -43,7 +43,6 @@ class Indexer:
         self.tree = RadixTree()
         self.malformed_events = 0
         self.refused_events = 0  # that contradict the tree: unknown parents, unknown removals
-        self.duplicates = 0
         self.batches = 0  # applied
         self._nats = nats
         self._fetch_snapshot = fetch_snapshot
@@ -83,7 +82,7 @@ class Indexer:
     # --- what workers say of their events -----------------------------------------------------------------------------
 
     def load_report(self, report: LoadReport) -> None:
-        """From the metrics plane."""
+        """Takes a worker's load from the metrics plane."""
         worker = self._known((report.worker_id, report.incarnation))
         if worker is not None:
             worker.expect(report.load.last_event_id)
@@ -120,7 +119,7 @@ class Indexer:
         return worker.note if worker is not None else "not in the directory"
 
     def last_event_id(self, key: WorkerKey) -> int:
-        """Of the newest batch that the tree contains; 0: none."""
+        """Id of the newest batch that the tree contains; 0: none."""
         worker = self._known(key)
         return worker.feed.applied if worker is not None else 0
 
@@ -164,7 +163,6 @@ class Indexer:
         if worker is None:
             return  # not discovered yet: the snapshot at its discovery contains it; or a dead incarnation
         if not worker.feed.offer(batch):
-            self.duplicates += 1
             return
         self._apply_ready(worker)
         if worker.feed.holed:

@@ -41,18 +41,13 @@ class Match(Mapping[WorkerKey, int]):
         """Sequence hash (u64 LE) of the last block that matched; empty when none did."""
         return self._sequences[max(0, self._end - HASH_BYTES) : self._end]
 
-    @property
-    def longest(self) -> int:
-        """Blocks of the longest match; 0 when there is none."""
-        return max((blocks for blocks, _ in self._levels + self._alone), default=0)
-
     def column(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
         """Blocks that each of the workers holds: [n] -> [n]."""
         held: NDArray[np.int32] = self._by_bit()[self._holders.numbers(workers)]
         return held
 
     def lower(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int32]:
-        """Of these, the blocks in host memory and those on disk: [n] -> [2, n]; NONE_LOWER when no worker has any."""
+        """Blocks of `column` that lie in host memory and on disk: [n] -> [2, n]; NONE_LOWER when no worker has any."""
         if not self._holders.nearer:
             return NONE_LOWER
         as_near: NDArray[np.int32] = self._by_bit()[self._holders.numbers_at()[:, self._holders.numbers(workers)]]

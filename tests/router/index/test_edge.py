@@ -29,13 +29,6 @@ def test_a_run_stands_under_its_parent_by_its_first_block_until_it_is_detached()
     assert root.children is None, "None when there are none"
 
 
-def test_a_run_takes_the_place_of_another_with_the_same_first_block() -> None:
-    root = Run(None, b"")
-    Run(root, run(1, 2))
-    later = Run(root, run(1, 3))
-    assert root.children == {run(1): later}
-
-
 def test_a_step_goes_to_the_child_that_continues_the_query_and_says_how_much_they_share() -> None:
     root = Run(None, b"")
     assert root.step(run(1), 0) is None
@@ -47,17 +40,6 @@ def test_a_step_goes_to_the_child_that_continues_the_query_and_says_how_much_the
         assert root.step(query[: position + 2 * HASH_BYTES], position) == (child, 2 * HASH_BYTES)
         assert root.step(run(*before, 1, 2, 5), position) == (child, 2 * HASH_BYTES)
         assert root.step(query, len(query)) is None
-
-
-def test_a_new_edge_is_covered_by_those_of_its_mask() -> None:
-    parent = Edge(0, None, b"", b"", -1)
-    one = Edge(7, parent, run(1, 2), run(11, 12), 0b101)
-    assert (one.number, one.parent, one.blocks, one.sequences, one.full, one.partial) == (
-        *(7, parent, run(1, 2), run(11, 12)),
-        *(0b101, None),
-    )
-    assert parent.children == {run(1): one}
-    assert [one.covered(bit) for bit in range(4)] == [16, 0, 16, 0]
 
 
 workers = st.integers(0, 3)
@@ -81,17 +63,6 @@ def test_coverage_rises_and_falls_as_a_table_of_lengths_does(steps: list[tuple[s
         assert subject.full == sum(1 << bit for bit, covered in table.items() if covered == whole)
         partial = {bit: covered for bit, covered in table.items() if 0 < covered < whole}
         assert subject.partial == (partial or None), "only what is neither all nor nothing"
-
-
-def test_a_worker_of_which_nothing_is_known_covers_nothing_beside_one_that_covers_a_part() -> None:
-    subject = edge()
-    subject.cover(2, HASH_BYTES)
-    assert [subject.covered(bit) for bit in range(4)] == [0, 0, HASH_BYTES, 0]
-
-
-def test_a_hash_is_found_at_its_first_place_in_a_run() -> None:
-    assert find_hash(run(5, 6, 7, 6), run(6)) == HASH_BYTES
-    assert find_hash(run(6, 5), run(6)) == 0
 
 
 def test_a_hash_is_not_found_across_two_others_however_often_it_appears_there() -> None:
@@ -128,12 +99,3 @@ def test_what_two_runs_share_is_counted_hash_by_hash(
     assert end == equal(left[:a_from][::-1], right[:b_from][::-1])
     assert isinstance(beginning, int)
     assert isinstance(end, int)
-
-
-def test_the_first_differing_block_ends_what_long_runs_share() -> None:
-    a, b = [9, 1, 2, 3, 4, 5], [1, 2, 3, 7, 5]
-    assert common_bytes(run(*a), HASH_BYTES, run(*b), 0) == 3 * HASH_BYTES
-    assert common_bytes(run(*b), 0, run(*a), HASH_BYTES) == 3 * HASH_BYTES
-    a, b = [5, 4, 3, 2, 1, 9], [5, 7, 3, 2, 1]
-    assert common_end(run(*a), 5 * HASH_BYTES, run(*b), 5 * HASH_BYTES) == 3 * HASH_BYTES
-    assert common_end(run(*b), 5 * HASH_BYTES, run(*a), 5 * HASH_BYTES) == 3 * HASH_BYTES

@@ -5,7 +5,7 @@ import pytest
 
 from baton_proto.kv_events import DEVICE, DISK, HASH_BYTES, HOST
 from router.index.edge import Edge
-from router.index.edge_table import EVERYONE, EdgeTable
+from router.index.edge_table import EdgeTable
 from router.index.holders import UNKNOWN, Held, Holders, bits
 from router.index.roster import NOBODY
 from runtime.discovery.worker_key import WorkerKey
@@ -90,15 +90,6 @@ def test_the_table_of_bits_has_one_for_each_home_and_nobody_for_those_without(ho
     holders.discard(C)
     holders.add(("d", 1))
     assert holders.numbers_at()[DISK, holders.numbers((C, ("d", 1)))].tolist() == [NOBODY, *holders.bits(("d", 1))]
-
-
-def test_an_edge_that_everyone_covers_is_everyones(holders: Holders, root: Edge) -> None:
-    edge = edge_under(root)
-    for worker in (A, B, C):
-        cover(holders, edge, worker, BLOCKS)
-    assert edge.full == 0b111
-    assert root.full == EVERYONE
-    assert holders.owners(edge) == dict.fromkeys((A, B, C), Held(BLOCKS))
 
 
 @pytest.mark.parametrize("mask", [0, 1, 0b100, 0x80, 0x100, 0x1FF, 1 << 300 | 1 << 64 | 5])

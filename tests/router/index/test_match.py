@@ -46,22 +46,6 @@ def test_of_a_worker_with_lower_homes_the_mapping_has_what_lies_in_any_of_them()
     assert Match([(7, 1 << anywhere), (2, 1 << on_device)], [], holders, b"", 0).as_dict() == {A: 7}
 
 
-def test_the_mapping_is_made_once(match: Match) -> None:
-    assert match.as_dict() is match.as_dict()
-
-
-def test_a_match_of_nobody_is_empty() -> None:
-    match = Match([], [], Holders(), b"", 0)
-    assert (match.as_dict(), match.longest, match.last_block) == ({}, 0, b"")
-    assert match.column((A, B)).tolist() == [0, 0]
-
-
-def test_the_longest_prefix_may_be_one_workers_or_a_levels(match: Match) -> None:
-    roster = Holders()
-    assert match.longest == 5
-    assert Match([(2, 1)], [(7, 1)], roster, b"", 0).longest == 7
-
-
 def test_the_last_block_that_matched_ends_where_the_query_left_the_edge() -> None:
     sequences = bytes(range(24))
     assert Match([], [], Holders(), sequences, 16).last_block == sequences[8:16]
