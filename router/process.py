@@ -112,27 +112,11 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
-        logins = parts.metrics.logins
-        guard = OperatorsGuard(keys.operator, logins)
-        routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
-        routes += [] if page is None else UiEndpoints(*page, guard).routes()
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:
             closing.push_async_callback(traces.close)
-        app = create_app(
-            frontend,
-            parts.metrics.exposition,
-            scrape_targets.targets,
-            keys.api,
-            routes,
-            around=None if traces is None else partial(over_http, traces),
-            pages=WebPages(
-                config.router.host, config.router.cors_origins, keys.api is not None, config.security.insecure
-            ),
-            logins=logins,
-            store=ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s),
-        )
-        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, logins, closing)
+        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics)
+        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing)
         if page is not None:
             await page[0].start()
             closing.push_async_callback(page[0].close)
@@ -144,6 +128,33 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         log.info("ready", **addresses)
         await stop.wait()
         await _drain(generator, config.workers.drain_timeout_s)
+
+
+def _app(
+    config: ServingConfig,
+    keys: Keys,
+    frontend: Frontend,
+    questions: Questions,
+    page: tuple[Feed, RequestViews, TreePicture] | None,
+    traces: Traces | None,
+    scrape_targets: ScrapeTargets,
+    metrics: RouterMetrics,
+) -> ASGIApp:
+    guard = OperatorsGuard(keys.operator, metrics.logins)
+    routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
+    routes += [] if page is None else UiEndpoints(*page, guard).routes()
+    has_key = keys.api is not None
+    return create_app(
+        frontend,
+        metrics.exposition,
+        scrape_targets.targets,
+        keys.api,
+        routes,
+        around=None if traces is None else partial(over_http, traces),
+        pages=WebPages(config.router.host, config.router.cors_origins, has_key, config.security.insecure),
+        logins=metrics.logins,
+        store=ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s),
+    )
 
 
 def _own_operator_key(closing: AsyncExitStack) -> Secret:
@@ -182,7 +193,11 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         has_news=charged.set,
     )
     pool = WorkerPool(
-        *(router_id, _model_name(config, files), config.engine.block_size, ledger, keys.cluster),
+        router_id,
+        _model_name(config, files),
+        config.engine.block_size,
+        ledger,
+        keys.cluster,
         changed=queue.wake,
         load_seen=lambda worker, load: indexer.observe(worker, load),
     )

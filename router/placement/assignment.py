@@ -4,6 +4,7 @@ await in between, so that each request sees what the one before was charged."""
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -32,25 +33,16 @@ class PrefixIndex(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Assignment:
     """The workers of one attempt, charged until `release`."""
 
-    __slots__ = ("_prefilling", "charge", "expectation", "link", "placement", "prefill")
-
-    def __init__(
-        self,
-        link: WorkerLink,
-        prefill: PrefillTarget | None,
-        placement: Placement,
-        charge: Charge,
-        expectation: Expectation | None,
-    ) -> None:
-        self.link = link
-        self.prefill = prefill
-        self.placement = placement
-        self.charge = charge
-        self.expectation = expectation  # of the worker that runs the prompt; None: it holds all of it
-        self._prefilling = True
+    link: WorkerLink
+    prefill: PrefillTarget | None
+    placement: Placement
+    charge: Charge
+    expectation: Expectation | None  # of the worker that runs the prompt; None: it holds all of it
+    _prefilling: bool = True
 
     def prefill_done(self) -> None:
         """The first token has come. Further calls have no effect."""
@@ -93,8 +85,8 @@ class Assigner:
         hashes: NDArray[np.uint64],
         due_ms: float = math.inf,
     ) -> Assignment | None:
-        """None: no workers can take it now. `max_tokens`: prompt and the longest possible output. Raises TooLate when
-        no first token can come within `due_ms`."""
+        """Chooses workers and charges them; None: no workers can take it now. `max_tokens`: prompt and the longest
+        possible output. Raises TooLate when no first token can come within `due_ms`."""
         forms = of_each_form(request, self._pool.strangers())
         weighing, reused = self._weigh(forms, max_tokens, hashes, due_ms)
         check_in_time(weighing, NO_WORK, due_ms)

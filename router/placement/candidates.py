@@ -200,7 +200,7 @@ class Weighed:
         return min(held, (self._request.num_tokens - 1) // self._request.block_size), held
 
     def device_blocks(self, index: int) -> int:
-        """Of the blocks that the candidate need not compute, those on its device: for others it takes new ones."""
+        """Blocks that the candidate need not compute and holds on its device: for others it takes new ones."""
         below = int(self._candidates.lower[:, index].sum()) if self._candidates.lower.size else 0
         return max(0, self.cached_blocks(index)[0] - below)
 

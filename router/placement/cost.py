@@ -126,7 +126,8 @@ def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
 
 @inlined
 def _computing_ms(times: NDArray[np.float64], i: int, tokens: float, pairs: float) -> float:
-    return _prefill_time(times[i, FLOOR], times[i, TOKEN], times[i, PAIR], tokens, pairs)
+    took_ms: float = _prefill_time(times[i, FLOOR], times[i, TOKEN], times[i, PAIR], tokens, pairs)
+    return took_ms
 
 
 @inlined
@@ -152,9 +153,10 @@ def _waits(
 
 @inlined
 def _room_ms(load: NDArray[np.int64], i: int, blocks: float) -> float:
-    """Until so many blocks have come free that there is room for `blocks`, beside those that must be left."""
+    """The time until so many blocks are free that `blocks` fit beside those that must be left."""
     missing = max(0.0, blocks + load[i, RESERVED_BLOCKS] - load[i, UNUSED_BLOCKS])
-    return missing * load[i, FREED_US] / 1e3
+    room_ms: float = missing * load[i, FREED_US] / 1e3
+    return room_ms
 
 
 @inlined
@@ -253,7 +255,7 @@ def _price(
     share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
     others_ms = crowd_weight * share * (min(mean_ms, wait_ms + whole_ms / 4) + lowest_ms)
     way_ms = ship_ms + ship_token_ms * uncached
-    reason = ALONE
+    reason: int = ALONE
     if not alone:
         # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
         others_ms += (times[i, TOKEN] * uncached + times[i, PAIR] * pairs) * delay_weight * (requests + 1)

@@ -1,7 +1,6 @@
 """The router's memory of its last placements, for `baton events explain`."""
 
 import re
-import time
 from collections import deque
 from typing import Final
 
@@ -37,28 +36,8 @@ class DecisionLog:
     def __len__(self) -> int:
         return len(self._decisions)
 
-    def add(
-        self,
-        request_id: str,
-        choice: int,
-        attempt: int,
-        waited_s: float,
-        request: Request,
-        placement: Placement,
-    ) -> None:
+    def add(self, decision: Decision) -> None:
         """Remembers a decision, and forgets the oldest ones beyond the limits."""
-        facts = (request, placement.weighing, placement, placement.ttft_ms)
-        self._remember(Decision(request_id, choice, attempt, time.monotonic(), waited_s, *facts))
-
-    def add_refusal(
-        self, request_id: str, choice: int, attempt: int, request: Request, weighing: Weighing, expected_ms: float
-    ) -> None:
-        """The request's first token was expected too late."""
-        self._remember(
-            Decision(request_id, choice, attempt, time.monotonic(), 0.0, request, weighing, None, expected_ms)
-        )
-
-    def _remember(self, decision: Decision) -> None:
         self._decisions.append(decision)
         self._num_costs += decision.weighing.num_candidates
         while len(self._decisions) > self._max_decisions or (

@@ -42,7 +42,7 @@ class Placement(NamedTuple):
 
     @property
     def costs(self) -> list[Cost]:
-        """Of all candidates, the chosen ones included."""
+        """The costs of all candidates, the chosen ones included."""
         return self.weighing.costs()
 
 
@@ -53,7 +53,8 @@ class Weighing(NamedTuple):
     decode: Weighed
 
     def placement(self) -> Placement | None:
-        """None: the request waits. No decode worker has room, or nobody can ship the prompt to it."""
+        """The workers; None: the request waits, because no decode worker has room or nobody can ship the prompt to
+        it."""
         prefill, decode, chosen = self.prefill, self.decode, self.decode.chosen
         if chosen < 0:
             return None
@@ -109,13 +110,21 @@ def _weighing(
     """`shipped_ms`: when the prompt is due at the end of its computing."""
     alone = nobody_ships(request, prefill.workers)
     prefills = Weighed(
-        *("prefill", request, prefill, config, rng),
+        "prefill",
+        request,
+        prefill,
+        config,
+        rng,
         alone=True,
         due_ms=shipped_ms,
         max_queued_tokens=config.prefill_queue_tokens,
     )
     decodes = Weighed(
-        *("decode", request, decode, config, rng),
+        "decode",
+        request,
+        decode,
+        config,
+        rng,
         alone=alone,
         due_ms=due_ms,
         shipper=prefills.shipper,

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from router.requests.drain_rate import DrainRate
@@ -38,20 +39,18 @@ class QueueView(NamedTuple):
     oldest_age_s: float  # of the waiting choices
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request's place among those admitted. Use `with`."""
 
-    __slots__ = ("_queue", "arrived_s", "deadline_s", "priority", "refused", "started", "tenant", "turns")
-
-    def __init__(self, queue: "AdmissionQueue", priority: int, tenant: str, deadline_s: float) -> None:
-        self._queue = queue
-        self.priority = priority
-        self.tenant = tenant
-        self.deadline_s = deadline_s
-        self.arrived_s = time.monotonic()
-        self.turns: set[Turn[Any]] = set()  # of its choices that wait
-        self.started = False  # one of its choices has had workers
-        self.refused: OverloadedError | None = None  # it had to make room for another request
+    _queue: "AdmissionQueue"
+    priority: int
+    tenant: str
+    deadline_s: float
+    arrived_s: float = field(default_factory=time.monotonic)
+    turns: "set[Turn[Any]]" = field(default_factory=set)  # of its choices that wait
+    started: bool = False  # one of its choices has had workers
+    refused: OverloadedError | None = None  # it had to make room for another request
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +94,7 @@ class Turn(Generic[R]):
         return self._future.result() if self._future.done() else None
 
     def try_now(self) -> bool:
-        """True when `attempt` gave a result or raised."""
+        """Calls `attempt`. Returns whether it gave a result or raised."""
         try:
             self.result = self._attempt()
         except Exception as error:
@@ -149,7 +148,7 @@ class AdmissionQueue:
         return Turn(self, ticket, attempt, tokens)
 
     def wake(self) -> None:
-        """There may be room: a worker came, a request ended or has its first token."""
+        """Tells the queue that there may be room: a worker came, a request ended or has its first token."""
         if len(self._waiting) and not self._wake_pending:
             self._wake_pending = True
             asyncio.get_running_loop().call_soon(self._serve)

@@ -8,6 +8,7 @@ free. Therefore no tenant can take it all, and one alone can take most of it.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from runtime.errors import UnavailableError
@@ -16,15 +17,13 @@ FREE_BYTES: Final = 64 * 1024  # of each body: short requests are served while l
 SHARE: Final = 3  # so that one tenant alone takes three quarters
 
 
+@dataclass(slots=True, eq=False)
 class Hold:
     """The bytes of one request."""
 
-    __slots__ = ("_budget", "_num_bytes", "_tenant")
-
-    def __init__(self, budget: "BodyBudget", tenant: str) -> None:
-        self._budget = budget
-        self._tenant = tenant
-        self._num_bytes = 0
+    _budget: "BodyBudget"
+    _tenant: str
+    _num_bytes: int = 0
 
     def grow(self, num_bytes: int) -> None:
         """Raises UnavailableError."""

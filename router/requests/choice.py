@@ -22,8 +22,9 @@ from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
 from router.placement.assignment import Assigner, Assignment
 from router.placement.candidates import Request, Work
-from router.placement.decisions import DecisionLog
+from router.placement.decisions import Decision, DecisionLog
 from router.placement.early_refusal import TooLate, check_in_time
+from router.placement.placement import Placement, Weighing
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
 from router.requests.request import GenerateRequest, Piece
@@ -178,18 +179,18 @@ class Choice:
         except TooLate as late:
             if self._request.deadline_s <= time.monotonic():
                 raise self._late() from None
-            work = (self._request.request_id, self._tally.index, self._tally.attempts)
-            self._parts.decisions.add_refusal(*work, facts, late.weighing, late.expected_ms)
+            self._remember(facts, late.weighing, None, late.expected_ms)
             raise TooLateError(late.expected_ms / 1e3, self._due_ms() / 1e3) from None
 
     def _due_ms(self, now_s: float | None = None) -> float:
-        """Until the first token is due. Infinite for what has begun: a replay, or another choice of the request."""
+        """Time until the first token is due. Infinite for what has begun: a replay, or another choice of the
+        request."""
         if self._tally.index or self._tally.attempts > 1:
             return math.inf
         return (self._request.first_by_s - (time.monotonic() if now_s is None else now_s)) * 1e3
 
     def _due_on_worker(self) -> int | None:
-        """As Submit says it."""
+        """Submit.due_ms."""
         return max(0, round(self._due_ms())) if self._is_dated else None
 
     @property
@@ -227,11 +228,32 @@ class Choice:
 
     def _note_placement(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
         self._tally.placed(assignment, waited_s, self._placing_s)
-        decided = (self._request.request_id, self._tally.index, self._tally.attempts)
-        self._parts.decisions.add(*decided, waited_s, facts, assignment.placement)
+        placement = assignment.placement
+        self._remember(facts, placement.weighing, placement, placement.ttft_ms, waited_s)
+
+    def _remember(
+        self,
+        facts: Request,
+        weighing: Weighing,
+        placement: Placement | None,
+        expected_ms: float,
+        waited_s: float = 0.0,
+    ) -> None:
+        decision = Decision(
+            self._request.request_id,
+            self._tally.index,
+            self._tally.attempts,
+            time.monotonic(),
+            waited_s,
+            facts,
+            weighing,
+            placement,
+            expected_ms,
+        )
+        self._parts.decisions.add(decision)
 
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
-        """There is a decode worker that could take this choice, now or when it is less busy."""
+        """Whether a decode worker could take this choice, now or when it is less busy."""
         able = self._parts.pool.ready_decode(self._max_tokens)
         return any(worker.key != besides and worker.key not in self._excluded for worker in able)
 

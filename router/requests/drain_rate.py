@@ -31,8 +31,8 @@ class DrainRate:
         self._told_to_return = max(0, self._told_to_return - 1)
 
     def retry_after_s(self) -> float:
-        """For a caller that is refused now. Each caller is given a later departure, so that they do not return all at
-        once."""
+        """When a caller that is refused now may return. Each caller is given a later departure, so that they do not
+        return all at once."""
         self._told_to_return += 1
         per_departure_s = (self._clock() - self._since_s) / max(1, len(self._left_s))
         return min(max(self._told_to_return * per_departure_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)

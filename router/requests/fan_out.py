@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
-from typing import cast
 
 import msgspec
 
@@ -13,15 +12,10 @@ from router.requests.request import Finished, GenerateRequest, Piece, sum_of
 from router.requests.spread import Spread
 
 
-def pieces_of(generator: Generator, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
-    """Use with `aclosing`: nothing else tells the generator that its consumer has gone."""
-    return cast(AsyncGenerator[Piece | Finished, None], generator.generate(request))
-
-
 def generate_all(generator: Generator, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Piece | Finished, None]:
     """The pieces of all requests as they come, choices numbered through, then one Finished for all. Use with
     `aclosing`."""
-    return pieces_of(generator, requests[0]) if len(requests) == 1 else _numbered_through(generator, requests)
+    return generator.generate(requests[0]) if len(requests) == 1 else _numbered_through(generator, requests)
 
 
 async def _numbered_through(
@@ -29,7 +23,7 @@ async def _numbered_through(
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
     offsets = [0, *accumulate(len(request.sampling) for request in requests)]
-    streams = [pieces_of(generator, request) for request in requests]
+    streams = [generator.generate(request) for request in requests]
     async with aclosing(merge(streams, Spread())) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):

@@ -1,7 +1,7 @@
 """What the gRPC and the HTTP API need of the rest of the router."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -25,7 +25,7 @@ class Limits(Struct, frozen=True):
 
 
 class Generator(Protocol):
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         """Pieces, in order per choice, then one Finished. Raises BatonError, as a rule before the first piece.
         Closing the iterator (it is an async generator) or cancelling its consumer ends the work everywhere."""
         ...
@@ -39,7 +39,7 @@ class GrammarCheck(Protocol):
     async def check_soon(
         self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
     ) -> Grammar:
-        """See GrammarChecker."""
+        """Checks a grammar, see GrammarChecker."""
         ...
 
 
@@ -68,5 +68,5 @@ class Frontend:
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:
-        """Of the block hashes of a request."""
+        """The seed of a request's block hashes."""
         return salted_seed(self.cache_salt, tenant if self.cache_per_tenant else "", cache_salt)

@@ -5,7 +5,7 @@ leaving the `with` blocks of `generate` and Choice.stream, on every path: finish
 closing the iterator.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 from router.counters.tally import RequestTally
@@ -46,7 +46,7 @@ class Generator:
     def tokenizer(self) -> Tokenizer:
         return self._parts.tokenizer
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         """Pieces, in order per choice, then one Finished. Closing the iterator cancels the request everywhere.
 
         Raises OverloadedError, UnavailableError, DeadlineError, InvalidRequestError (no worker is large enough).
@@ -72,7 +72,7 @@ class Generator:
         yield Finished(tally.prompt_tokens, tally.output_tokens, tally.cached_tokens, tally.choices)
 
     def limits(self) -> Limits:
-        """For validation, before a request is made."""
+        """Limits that validation needs before a request is made."""
         return Limits(self._max_model_len, largest(self._parts.pool.ready_decode()))
 
     def not_ready(self) -> str | None:

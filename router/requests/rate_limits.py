@@ -21,7 +21,7 @@ class Bucket:
         self._seen_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Until there is one unit again; 0: there is."""
+        """Time until there is one unit again; 0: there is."""
         self._fill(now_s)
         return max(0.0, 1.0 - self._level) * 60.0 / self.per_minute
 

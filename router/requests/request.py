@@ -82,7 +82,7 @@ class Finished(Struct, frozen=True):
 
 
 def sum_of(requests: Sequence[Finished]) -> Finished:
-    """As if the several prompts of one call were one."""
+    """Adds up the prompts of one call."""
     return Finished(
         sum(one.prompt_tokens for one in requests),
         sum(one.completion_tokens for one in requests),

@@ -4,6 +4,7 @@ A prompt that is asked about is weighed like a request but not charged: the ques
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,44 +28,36 @@ SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # th
 KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight")
 
 
+@dataclass(frozen=True, slots=True)
 class Explainer:
-    def __init__(
-        self,
-        assigner: Assigner,
-        decisions: DecisionLog,
-        recent: Recent,
-        pool: WorkerPool,
-        config: RouterConfig,
-        block_size: int,
-    ) -> None:
-        self._assigner = assigner
-        self._decisions = decisions
-        self._recent = recent
-        self._pool = pool
-        self._config = config
-        self._block_size = block_size
+    assigner: Assigner
+    decisions: DecisionLog
+    recent: Recent
+    pool: WorkerPool
+    config: RouterConfig
+    block_size: int
 
     def request(self, request_id: str) -> pb.ExplainResponse | None:
         """The remembered decisions for the request; None when none is remembered."""
-        decisions, others = self._decisions.of(request_id)
+        decisions, others = self.decisions.of(request_id)
         if not decisions:
             return None
-        found = self._recent.find(decisions[0].request_id)
+        found = self.recent.find(decisions[0].request_id)
         messages = [self._remembered(decision, found) for decision in decisions]
         timeline = _timeline(found) if found is not None else []
         return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others, hops=timeline)
 
     def prompt(self, tokens: NDArray[np.uint32], hash_seed: int = SEED) -> pb.ExplainResponse:
         """Where a request with this prompt and one token to generate would go now."""
-        facts = Request(len(tokens), self._block_size)
-        weighing = self._assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self._block_size, hash_seed))
+        facts = Request(len(tokens), self.block_size)
+        weighing = self.assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self.block_size, hash_seed))
         decision = self._decision(facts, weighing, weighing.placement())
         decision.left_out.extend(self._left_out(decision, len(tokens) + 1))
         return pb.ExplainResponse(decisions=[decision], rules=self._rules())
 
     @property
     def num_remembered(self) -> int:
-        return len(self._decisions)
+        return len(self.decisions)
 
     def _remembered(self, decision: Decision, request: RecentRequest | None) -> pb.Decision:
         message = self._decision(decision.request, decision.weighing, decision.placement)
@@ -91,7 +84,7 @@ class Explainer:
             message.expected_ms = placement.ttft_ms
         for weighed in (weighing.prefill, weighing.decode):
             costs = weighed.costs()
-            odds = chances(costs, self._config.placement.temperature, weighed.due_ms)
+            odds = chances(costs, self.config.placement.temperature, weighed.due_ms)
             for one, chance in zip(costs, odds, strict=True):
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message
@@ -100,15 +93,15 @@ class Explainer:
         weighed = {candidate.worker_id for candidate in decision.candidates}
         return [
             _left_out(worker, num_tokens)
-            for worker_id, worker in sorted(self._pool.workers.items())
+            for worker_id, worker in sorted(self.pool.workers.items())
             if worker_id not in weighed
         ]
 
     def _rules(self) -> pb.PlacementRules:
-        config = self._config.placement
+        config = self.config.placement
         return pb.PlacementRules(
-            block_size=self._block_size,
-            max_running_per_worker=self._config.max_running_per_worker,
+            block_size=self.block_size,
+            max_running_per_worker=self.config.max_running_per_worker,
             **{name: getattr(config, name) for name in SETTINGS},
             **term_rules(config),
         )

@@ -8,6 +8,8 @@ Invariant: a worker's stamps lie in the middle of what the two known moments lea
 """
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from msgspec import Struct
 
@@ -65,44 +67,41 @@ class _Rows:
             yield self._hop("decode", 1, attempt.first_s, end_s, worker=attempt.decode_worker, tokens=self._output)
 
     def _prompt(self, timeline: Timeline, worker: str) -> Iterator[Hop]:
-        """From the placement to the first token."""
+        """Yields the hops from the placement to the first token."""
         attempt = self._attempt
-        sent_s, first_s, off_s = _between(attempt.placed_s, attempt.first_s, timeline.first_us)
+        sent_s, first_s, off_by_ms = _between(attempt.placed_s, attempt.first_s, timeline.first_us)
         if not timeline.arrived_us:
-            yield from self._prefill(timeline, worker, sent_s, first_s, off_s * 1e3)
+            yield from self._prefill(timeline, worker, sent_s, first_s, off_by_ms)
             return
         granted_s, arrived_s = sent_s + timeline.granted_us / 1e6, sent_s + timeline.arrived_us / 1e6
         decodes = attempt.decode_worker
-        yield self._hop("reservation", 1, sent_s, granted_s, worker=decodes, off_by_ms=off_s * 1e3)
-        got_s, done_s, more_s = _between(granted_s, arrived_s, timeline.prefill_us)
-        yield from self._prefill(timeline, worker, got_s, done_s, (off_s + more_s) * 1e3)
-        yield self._hop("first step", 1, arrived_s, first_s, worker=decodes, off_by_ms=off_s * 1e3)
+        yield self._hop("reservation", 1, sent_s, granted_s, worker=decodes, off_by_ms=off_by_ms)
+        got_s, done_s, more_ms = _between(granted_s, arrived_s, timeline.prefill_us)
+        yield from self._prefill(timeline, worker, got_s, done_s, round(off_by_ms + more_ms, 3))
+        yield self._hop("first step", 1, arrived_s, first_s, worker=decodes, off_by_ms=off_by_ms)
 
     def _prefill(self, timeline: Timeline, worker: str, got_s: float, done_s: float, off_by_ms: float) -> Iterator[Hop]:
         tokens = sum(chunk.tokens for chunk in timeline.chunks)
         prefill = self._hop("prefill", 1, got_s, done_s, worker=worker, tokens=tokens, off_by_ms=off_by_ms)
         yield prefill
+        hop = partial(self._hop, depth=2, parent=prefill, off_by_ms=off_by_ms)
         if timeline.chunks:
-            begun_s = got_s + timeline.chunks[0].start_us / 1e6
-            yield self._hop("prefill queue", 2, got_s, begun_s, prefill, worker=worker, off_by_ms=off_by_ms)
+            yield hop("prefill queue", began_s=got_s, ended_s=got_s + timeline.chunks[0].start_us / 1e6, worker=worker)
         for chunk in timeline.chunks:
-            times = (got_s + chunk.start_us / 1e6, got_s + (chunk.start_us + chunk.took_us) / 1e6)
-            yield self._hop(
-                "prefill chunk", 2, *times, prefill, worker=worker, tokens=chunk.tokens, off_by_ms=off_by_ms
-            )
+            began_s = got_s + chunk.start_us / 1e6
+            ended_s = began_s + chunk.took_us / 1e6
+            yield hop("prefill chunk", began_s=began_s, ended_s=ended_s, worker=worker, tokens=chunk.tokens)
         for push in timeline.pushes:
-            yield self._hop(
+            began_s = got_s + push.start_us / 1e6
+            yield hop(
                 "KV push",
-                2,
-                got_s + push.start_us / 1e6,
-                got_s + (push.start_us + push.took_us) / 1e6,
-                prefill,
+                began_s=began_s,
+                ended_s=began_s + push.took_us / 1e6,
                 worker=f"{worker} rank {push.rank}" if push.rank else worker,
                 kv_bytes=push.kv_bytes,
                 layers=push.layers,
-                gb_per_s=push.kv_bytes / max(1, push.busy_us) / 1e3,
+                gb_per_s=round(push.kv_bytes / max(1, push.busy_us) / 1e3, 3),
                 transport=self._attempt.transport,
-                off_by_ms=off_by_ms,
             )
 
     def _hop(
@@ -112,25 +111,16 @@ class _Rows:
         began_s: float,
         ended_s: float,
         parent: Hop | None = None,
-        *,
-        worker: str = "",
-        tokens: int = 0,
-        kv_bytes: int = 0,
-        layers: int = 0,
-        gb_per_s: float = 0.0,
-        transport: str = "",
-        problem: str = "",
-        off_by_ms: float = 0.0,
+        **facts: Any,
     ) -> Hop:
-        """A hop within its parent (None: its attempt), whatever a worker says."""
+        """A hop within its parent (None: its attempt), whatever a worker says. `facts`: further fields."""
         first_s, last_s = (parent.began_s, parent.ended_s) if parent else (self._attempt.queued_s, self._end_s)
         began_s = min(max(began_s, first_s), last_s)
         ended_s = min(max(ended_s, began_s), last_s)
-        facts = (worker, tokens, kv_bytes, layers, round(gb_per_s, 3), transport, problem, round(off_by_ms, 3))
-        return Hop(name, depth, self._choice.index, self._attempt.number, began_s, ended_s, *facts)
+        return Hop(name, depth, self._choice.index, self._attempt.number, began_s, ended_s, **facts)
 
 
 def _between(sent_s: float, back_s: float, took_us: int) -> tuple[float, float, float]:
-    """Where what took so long lies between two moments: its begin, its end, and by how much both may be off."""
+    """Where what took `took_us` lies between two moments: its begin, its end, and by how many ms both may be off."""
     slack_s = max(0.0, back_s - sent_s - took_us / 1e6) / 2
-    return sent_s + slack_s, sent_s + slack_s + took_us / 1e6, slack_s
+    return sent_s + slack_s, sent_s + slack_s + took_us / 1e6, round(slack_s * 1e3, 3)

@@ -7,7 +7,7 @@ import time
 from baton_proto.router_report import MAJOR, RouterQueue, RouterReport, encode_router_report
 from router.counters.metrics import RouterMetrics
 from router.requests.admission import AdmissionQueue
-from runtime.discovery.incarnation import new_incarnation
+from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import router_subject

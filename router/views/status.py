@@ -1,8 +1,12 @@
 """What `baton status` shows: the router's view of the workers, its queue, and its totals."""
 
+import dataclasses
 import time
 from typing import Protocol
 
+from msgspec.structs import asdict
+
+from baton_proto.discovery import WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
 from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
@@ -10,6 +14,12 @@ from router.requests.admission import AdmissionQueue
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.discovery.worker_key import WorkerKey
+
+FROM_LOAD = {*pb.WorkerStatus.DESCRIPTOR.fields_by_name} & {*WorkerLoad.__struct_fields__} - {
+    "blocks_total",  # of a worker that has not reported, the record has it
+    "last_event_id",  # shown is the last one in the tree
+}
+"""Numbers that are shown as the worker reports them."""
 
 
 class EventView(Protocol):
@@ -41,74 +51,53 @@ class EventView(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class StatusView:
-    def __init__(
-        self,
-        router_id: str,
-        pool: WorkerPool,
-        ledger: LoadLedger,
-        events: EventView,
-        queue: AdmissionQueue,
-        metrics: RouterMetrics,
-    ) -> None:
-        self.router_id = router_id
-        self._pool = pool
-        self._ledger = ledger
-        self._events = events
-        self._queue = queue
-        self._metrics = metrics
+    router_id: str
+    pool: WorkerPool
+    ledger: LoadLedger
+    events: EventView
+    queue: AdmissionQueue
+    metrics: RouterMetrics
 
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
-        workers = [self._worker(worker) for _, worker in sorted(self._pool.workers.items())]
-        return pb.StatusResponse(
-            router_id=self.router_id, workers=workers, queue=self._queue_status(), totals=self._totals()
-        )
+        workers = [self._worker(worker) for _, worker in sorted(self.pool.workers.items())]
+        queue = pb.QueueStatus(**self.queue.view()._asdict())
+        return pb.StatusResponse(router_id=self.router_id, workers=workers, queue=queue, totals=self._totals())
 
     def note(self, worker: PooledWorker) -> str:
         """What an operator should know about the worker; empty when all is well."""
         notes = [f"not used: {worker.misfit}" if worker.misfit else ""]
-        if self._pool.has_other_weights(worker):
+        if self.pool.has_other_weights(worker):
             notes.append(
                 "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
             )
         notes.append("" if worker.link.connected else "the router has no connection to it")
-        notes.append(self._events.note(worker.key))
+        notes.append(self.events.note(worker.key))
         return "; ".join(note for note in notes if note)
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:
-        record, load = worker.record, self._ledger.reported(worker.key)
-        flow = self._metrics.flows.get(worker.key) or Flow()
+        record, load = worker.record, asdict(self.ledger.reported(worker.key))
+        flow = self.metrics.flows.get(worker.key) or Flow()
         return pb.WorkerStatus(
+            **{name: load[name] for name in FROM_LOAD},
+            **dataclasses.asdict(flow),
             worker_id=record.worker_id,
             role=record.role,
             state=record.state,
             incarnation=record.incarnation,
-            blocks_used=load.blocks_used,
-            blocks_cached=load.blocks_cached,
-            blocks_total=load.blocks_total or record.num_blocks,
-            running=load.running,
-            waiting=load.waiting,
-            last_event_id=self._events.last_event_id(worker.key),
-            address=record.rpc_address,
-            leases=load.leases,
-            note=self.note(worker),
-            blocks_in_tree=self._events.tree.num_blocks_of(worker.key),
-            event_batches=self._events.batches_of(worker.key),
-            prompt_tokens=flow.prompt_tokens,
-            cached_tokens=flow.cached_tokens,
-            output_tokens=flow.output_tokens,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            step_ms=load.step_ms,
-            host_blocks_used=load.host_blocks_used,
-            host_blocks_total=load.host_blocks_total,
-            disk_blocks_used=load.disk_blocks_used,
-            disk_blocks_total=load.disk_blocks_total,
             engine=record.engine,
+            address=record.rpc_address,
+            blocks_total=load["blocks_total"] or record.num_blocks,
+            note=self.note(worker),
+            last_event_id=self.events.last_event_id(worker.key),
+            blocks_in_tree=self.events.tree.num_blocks_of(worker.key),
+            event_batches=self.events.batches_of(worker.key),
         )
 
     def _totals(self) -> pb.Totals:
-        events, metrics = self._events, self._metrics
+        events, metrics = self.events, self.metrics
         return pb.Totals(
             clock_s=time.monotonic(),
             requests=metrics.placements.total(),
@@ -122,10 +111,4 @@ class StatusView:
             snapshots=events.snapshots,
             tree_blocks=events.tree.num_blocks,
             tree_runs=events.tree.num_edges,
-        )
-
-    def _queue_status(self) -> pb.QueueStatus:
-        queue = self._queue.view()
-        return pb.QueueStatus(
-            waiting=queue.waiting, running=queue.running, capacity=queue.capacity, oldest_age_s=queue.oldest_age_s
         )

@@ -8,6 +8,7 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from baton_proto.generated import inference_pb2 as pb
@@ -25,12 +26,12 @@ SLICE_ITEMS: Final = 1024
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class TreeView:
-    def __init__(self, router_id: str, block_size: int, tree: RadixTree, hits: PrefixHits) -> None:
-        self._router_id = router_id
-        self._block_size = block_size
-        self._tree = tree
-        self._hits = hits
+    router_id: str
+    block_size: int
+    tree: RadixTree
+    hits: PrefixHits
 
     async def listing(self, wanted: pb.TreeRequest) -> AsyncIterator[pb.TreeChunk]:
         through = await self._hits_through_runs()
@@ -38,14 +39,14 @@ class TreeView:
         chunk.summary.hottest.extend(await self._hottest(wanted.max_hottest))
         sent = 0
         # Depth first, so that children follow their parent; the top of the stack is listed next.
-        first = await self._first(self._tree.children(), through, wanted.max_children)
+        first = await self._first(self.tree.children(), through, wanted.max_children)
         stack = [(edge, 0, 1, 0) for edge in first]
         while stack and (not wanted.max_runs or sent < wanted.max_runs):
             edge, parent, depth, first_block = stack.pop()
             if edge.number == NOWHERE:  # the edge has left the tree meanwhile
                 continue
             sent += 1
-            children = self._tree.children(edge)
+            children = self.tree.children(edge)
             chunk.runs.append(self._run(edge, sent, parent, depth, first_block, through[edge], len(children)))
             if not wanted.max_depth or depth < wanted.max_depth:
                 behind = first_block + len(edge.blocks) // HASH_BYTES
@@ -60,8 +61,8 @@ class TreeView:
     async def _hits_through_runs(self) -> Counter[Edge]:
         """Per edge: how many requests reused a prefix that ended in the edge or below it."""
         through: Counter[Edge] = Counter()
-        async for block, count in _in_slices(self._hits.counts().items()):
-            place = self._tree.locate(block)
+        async for block, count in _in_slices(self.hits.counts().items()):
+            place = self.tree.locate(block)
             edge = place[0] if place else None
             while edge is not None:
                 through[edge] += count
@@ -74,10 +75,10 @@ class TreeView:
         return [edges[i] for _, _, i in heapq.nlargest(count or len(edges), keyed)][::-1]
 
     def _summary(self) -> pb.TreeSummary:
-        tree = self._tree
+        tree = self.tree
         return pb.TreeSummary(
-            router_id=self._router_id,
-            block_size=self._block_size,
+            router_id=self.router_id,
+            block_size=self.block_size,
             blocks=tree.num_blocks,
             runs=tree.num_edges,
             workers=_owners({worker: tree.held(worker) for worker in tree.workers}),
@@ -86,12 +87,12 @@ class TreeView:
 
     async def _hottest(self, count: int) -> list[pb.HotPrefix]:
         known = [
-            (hits, block) async for block, hits in _in_slices(self._hits.counts().items()) if self._tree.locate(block)
+            (hits, block) async for block, hits in _in_slices(self.hits.counts().items()) if self.tree.locate(block)
         ]
         return [
             self._hot_prefix(hits, block, *place)
             for hits, block in heapq.nlargest(count, known)
-            if (place := self._tree.locate(block))
+            if (place := self.tree.locate(block))
         ]
 
     def _hot_prefix(self, hits: int, block: bytes, edge: Edge, end: int) -> pb.HotPrefix:
@@ -100,7 +101,7 @@ class TreeView:
             last_hash=int.from_bytes(block, "little"),
             blocks=_blocks_before(edge) + end,
             hits=hits,
-            owners=_owners({worker: held for worker, held in self._tree.owners(edge).items() if held.blocks >= end}),
+            owners=_owners({worker: held for worker, held in self.tree.owners(edge).items() if held.blocks >= end}),
         )
 
     def _run(
@@ -113,7 +114,7 @@ class TreeView:
             first_block=first_block,
             blocks=len(edge.blocks) // HASH_BYTES,
             first_hash=int.from_bytes(edge.sequences[:HASH_BYTES], "little"),
-            owners=_owners(self._tree.owners(edge)),
+            owners=_owners(self.tree.owners(edge)),
             hits=hits,
             children=children,
         )

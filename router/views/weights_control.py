@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import UpdateReport
 from router.workers.pool import WorkerPool
-from runtime.calls.worker import WorkerClient
 from runtime.errors import BatonError, InvalidRequestError, UnavailableError
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -24,7 +23,7 @@ class WeightsControl:
         if not request.model:
             raise InvalidRequestError("model", "names no folder of new weights")
         names = [request.worker_id] if request.worker_id else sorted(self._pool.workers)
-        clients = {name: self._client(name) for name in names}
+        clients = {name: self._pool.client(name) for name in names}
         timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
 
         async def ask(step: str, workers: Sequence[str]) -> dict[str, UpdateReport | BatonError]:
@@ -47,13 +46,6 @@ class WeightsControl:
             if not loading:
                 await ask("release", names)
         return pb.UpdateWeightsResponse(workers=[_row(name, outcome) for name, outcome in outcomes.items()])
-
-    def _client(self, worker_id: str) -> WorkerClient:
-        worker = self._pool.workers.get(worker_id)
-        if worker is None:
-            known = ", ".join(sorted(self._pool.workers)) or "none"
-            raise InvalidRequestError("worker_id", f"there is no worker {worker_id!r}; known are {known}")
-        return worker.link.client
 
 
 def _all_well(outcomes: dict[str, UpdateReport | BatonError]) -> None:

@@ -6,6 +6,7 @@ is charged in full until its first token, but the report knows how much of it is
 waiting prompt in full, but its charge leaves out what is cached. Prompts that the report may not know yet count fully.
 """
 
+from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Final, NamedTuple
 
@@ -51,21 +52,20 @@ class Totals(NamedTuple):
 
 
 NOTHING = Totals(0, 0, 0)
+NO_LOAD: Final = WorkerLoad()
 
 
+@dataclass(slots=True, eq=False)
 class _Prefill:
     """What a worker has to compute of prompts, in tokens or in pairs of tokens.
 
     Time is cut into periods of REPORT_DELAY_S or longer, each of which begins with a report: what was charged in this
     period and the one before may be missing in the last report."""
 
-    __slots__ = ("_before", "_since", "charged", "undated")
-
-    def __init__(self) -> None:
-        self.charged = 0
-        self.undated = 0  # of these, of prompts whose first token is due at no time
-        self._since = 0  # charged in this period
-        self._before = 0  # charged in the period before
+    charged: int = 0
+    undated: int = 0  # part of these, of prompts without a deadline for their first token
+    _since: int = 0  # charged in this period
+    _before: int = 0  # charged in the period before
 
     def charge(self, amount: int) -> None:
         self.charged += amount
@@ -76,7 +76,7 @@ class _Prefill:
         self._since += max(0, change)
 
     def dated(self, left: int, foreign: int) -> int:
-        """Of what is left, so much goes before a first token that is due. Of other routers' nobody knows."""
+        """The part of `left` that goes before a first token that is due. Prompts of other routers count as due."""
         charged = self.charged + foreign
         return min(left, charged - self.undated) if charged else left
 
@@ -84,43 +84,28 @@ class _Prefill:
         self._before, self._since = self._since, 0
 
     def left(self, reported: int, foreign: int) -> int:
-        """Without charges, as after a restart, the report holds alone."""
+        """What is still to be computed. Without charges, as after a restart, the report holds alone."""
         charged = self.charged + foreign
         return min(charged, reported + self._before + self._since) if charged else reported
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """What is known of one worker's load."""
 
-    __slots__ = (
-        "_ended_s",
-        "_freed",
-        "_freed_s",
-        "_since_s",
-        "blocks",
-        "by_router",
-        "foreign",
-        "pairs",
-        "reported",
-        "requests",
-        "step_began_s",
-        "tokens",
-        "worker",
-    )
-
-    def __init__(self, worker: WorkerKey) -> None:
-        self.worker = worker
-        self.requests = 0
-        self.tokens = _Prefill()
-        self.pairs = _Prefill()
-        self.blocks = 0
-        self.foreign = NOTHING  # the sum of by_router
-        self.by_router: dict[str, Totals] = {}  # other routers, without those that charge nothing
-        self.reported = WorkerLoad()
-        self.step_began_s = 0.0  # a report comes when a step ends, and the next one begins
-        self._since_s = 0.0  # when the period began
-        self._freed = self._freed_s = 0.0  # blocks that have come free lately, and when that was counted last
-        self._ended_s = -inf  # when a request ended last
+    worker: WorkerKey
+    requests: int = 0
+    tokens: _Prefill = field(default_factory=_Prefill)
+    pairs: _Prefill = field(default_factory=_Prefill)
+    blocks: int = 0
+    foreign: Totals = NOTHING  # the sum of by_router
+    by_router: dict[str, Totals] = field(default_factory=dict)  # other routers, without those that charge nothing
+    reported: WorkerLoad = NO_LOAD
+    step_began_s: float = 0.0  # a report comes when a step ends, and the next one begins
+    _since_s: float = 0.0  # when the period began
+    _freed: float = 0.0  # blocks that have come free lately
+    _freed_s: float = 0.0  # when that was counted last
+    _ended_s: float = -inf  # when a request ended last
 
     def take_report(self, load: WorkerLoad, now_s: float) -> None:
         if self.reported.blocks_total:

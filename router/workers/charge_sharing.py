@@ -18,8 +18,7 @@ from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charge
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.config.serving import ChargeSharingConfig
-from runtime.discovery.incarnation import new_incarnation
-from runtime.discovery.worker_key import WorkerKey
+from runtime.discovery.worker_key import WorkerKey, new_incarnation
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import charges_subject
 
@@ -42,7 +41,8 @@ class ForeignCharges:
         return list(self._heard_s)
 
     def apply(self, report: ChargeReport) -> bool:
-        """True: the router was not known. Two routers with the same id are told apart by their incarnations."""
+        """Takes a report. Returns whether its router was not known. Two routers with the same id are told apart by
+        their incarnations."""
         router = f"{report.router_id}/{report.incarnation}"
         if report.leaving:
             self._forget(router)

@@ -62,7 +62,7 @@ class Inbox:
         return deltas
 
     def wake(self) -> None:
-        """Nothing happens when all has been read meanwhile."""
+        """Wakes the reader, unless all has been read meanwhile."""
         self._is_held = False
         has_news = self._deltas or self._error is not None
         if has_news and self._waiter is not None and not self._waiter.done():

@@ -7,7 +7,7 @@ Other routers tell what they have charged (charge_sharing.py). Event loop only.
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
 from router.workers.account import (
     NO_LIMIT,
+    NO_LOAD,
     NOTHING,
     NUM_COLUMNS,
     QUEUED_PAIRS,
@@ -35,45 +36,31 @@ UNKNOWN: Final = StepTimes()
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class Charge:
     """What one request costs its workers, until `release` or the end of `with`. Releasing it again has no effect."""
 
-    __slots__ = (
-        *("_blocks", "_decode", "_ledger", "_new_blocks", "_prefill", "_prefill_pairs", "_prefill_tokens"),
-        *("_undated", "expires_s", "request_id"),
-    )
+    _ledger: "LoadLedger"
+    request_id: str
+    _decode: Account
+    _prefill: Account  # the decode worker's own account when it runs the prompt
+    _blocks: int
+    _new_blocks: int  # of these, taken for the prompt
+    _prefill_tokens: int
+    _prefill_pairs: int
+    _is_dated: bool
+    expires_s: float
 
-    def __init__(
-        self,
-        ledger: "LoadLedger",
-        request_id: str,
-        decode: Account,
-        prefill: Account,
-        blocks: int,
-        new_blocks: int,
-        prefill_tokens: int,
-        prefill_pairs: int,
-        is_dated: bool,
-    ) -> None:
-        self.request_id = request_id
-        self.expires_s = 0.0  # set by the ledger
-        self._ledger = ledger
-        self._decode = decode
-        self._prefill = prefill  # the decode worker's own account when it runs the prompt
-        self._blocks = blocks
-        self._new_blocks = new_blocks  # of these, taken for the prompt
-        self._prefill_tokens = prefill_tokens
-        self._prefill_pairs = prefill_pairs
-        decode.requests += 1
-        decode.blocks += blocks
-        prefill.tokens.charge(prefill_tokens)
-        prefill.pairs.charge(prefill_pairs)
-        self._undated = not is_dated
+    def __post_init__(self) -> None:
+        self._decode.requests += 1
+        self._decode.blocks += self._blocks
+        self._prefill.tokens.charge(self._prefill_tokens)
+        self._prefill.pairs.charge(self._prefill_pairs)
         self._count_undated(1)
-        ledger.changed(decode, prefill)
+        self._ledger.changed(self._decode, self._prefill)
 
     def prefill_done(self) -> None:
-        """At the first token."""
+        """Takes the prompt off its worker, at the first token."""
         if self._prefill_tokens:
             self._take_off_prefill()
             self._ledger.blocks_taken(self._decode, self._new_blocks)
@@ -104,7 +91,7 @@ class Charge:
         self._ledger.changed(self._decode, self._prefill)
 
     def _count_undated(self, sign: int) -> None:
-        if self._undated:
+        if not self._is_dated:
             self._prefill.tokens.undated += sign * self._prefill_tokens
             self._prefill.pairs.undated += sign * self._prefill_pairs
 
@@ -117,9 +104,7 @@ class Charge:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self.release()
 
 
@@ -177,9 +162,18 @@ class LoadLedger:
         now_s = self._clock()
         if not prefill_account.queues:
             self.step_begins(prefill_account)
-        amounts = (blocks, blocks - held_blocks, prefill_tokens, pairs)
-        charge = Charge(self, request_id, decode_account, prefill_account, *amounts, is_dated)
-        charge.expires_s = now_s + self._charge_ttl_s
+        charge = Charge(
+            self,
+            request_id,
+            decode_account,
+            prefill_account,
+            blocks,
+            blocks - held_blocks,
+            prefill_tokens,
+            pairs,
+            is_dated,
+            now_s + self._charge_ttl_s,
+        )
         self._charges[charge] = None
         return charge
 
@@ -196,7 +190,7 @@ class LoadLedger:
 
     def reported(self, worker: WorkerKey) -> WorkerLoad:
         account = self._accounts.get(worker)
-        return account.reported if account else WorkerLoad()
+        return account.reported if account else NO_LOAD
 
     def view(self, worker: WorkerKey) -> LoadView:
         self.expire()
@@ -226,7 +220,7 @@ class LoadLedger:
         return rows
 
     def learn_restoring(self, worker: WorkerKey, host_token_ms: float, disk_token_ms: float) -> None:
-        """Of a worker that has an account."""
+        """Notes what a worker with an account has measured."""
         self._restoring[self._roster.get(worker)] = host_token_ms, disk_token_ms
 
     def learn(self, worker: WorkerKey, times: StepTimes) -> None:
@@ -265,7 +259,7 @@ class LoadLedger:
         before = account.by_router.get(router, NOTHING)
         account.set_foreign(router, totals)
         self._stale.add(account)
-        if account.own == NOTHING and not account.by_router and account.reported == WorkerLoad():
+        if account.own == NOTHING and not account.by_router and account.reported == NO_LOAD:
             self._close_account(worker)  # perhaps of a worker that is gone
         if totals.requests < before.requests or totals.prefill_tokens < before.prefill_tokens:
             self.relieved()
@@ -347,8 +341,6 @@ class LoadLedger:
         now_s = self._clock()
         for account in self._stale:
             if self._accounts.get(account.worker) is account:  # a charge may outlive its worker
-                self._columns[self._roster.get(account.worker)] = (
-                    *(*account.view(), int(account.step_began_s * 1e6)),
-                    *account.room(now_s),
-                )
+                row = (*account.view(), int(account.step_began_s * 1e6), *account.room(now_s))
+                self._columns[self._roster.get(account.worker)] = row
         self._stale.clear()

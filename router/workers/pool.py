@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,9 +18,10 @@ from baton_proto.worker import PrefillTarget, SnapshotChunk
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pace import Pace
+from runtime.calls.worker import WorkerClient
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey
-from runtime.errors import WorkerLostError
+from runtime.errors import InvalidRequestError, WorkerLostError
 from runtime.security.cluster_key import ClusterKey
 
 SNAPSHOT_TIMEOUT_S = 30.0
@@ -27,14 +29,15 @@ SNAPSHOT_TIMEOUT_S = 30.0
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class PooledWorker:
-    __slots__ = ("key", "link", "misfit", "record")
+    record: WorkerRecord  # the latest one; state and model_hash change, the rest belongs to the incarnation
+    link: WorkerLink
+    misfit: str  # why it is never used; empty when it fits
+    key: WorkerKey = field(init=False)
 
-    def __init__(self, record: WorkerRecord, link: WorkerLink, misfit: str) -> None:
-        self.key: WorkerKey = (record.worker_id, record.incarnation)
-        self.record = record  # the latest one; state and model_hash change, the rest belongs to the incarnation
-        self.link = link
-        self.misfit = misfit  # why it is never used; empty when it fits
+    def __post_init__(self) -> None:
+        self.key = (self.record.worker_id, self.record.incarnation)
 
     @property
     def usable(self) -> bool:
@@ -133,7 +136,7 @@ class WorkerPool:
         return self._ready("prefill").keys_that_take(num_tokens)
 
     def strangers(self) -> tuple[frozenset[WorkerKey], ...]:
-        """For each form of KV that decode workers have, the workers with another one: while these are left out, all
+        """The workers with another form of KV, for each form that decode workers have: while these are left out, all
         can exchange KV. Empty where all workers have one form, and where nobody ships KV."""
         if self._strangers is None:
             decode, prefill = self._ready("decode").workers, self._ready("prefill").workers
@@ -154,13 +157,21 @@ class WorkerPool:
         """Raises WorkerLostError."""
         return self._worker(key).link
 
+    def client(self, worker_id: str) -> WorkerClient:
+        """The client for an operator's question to the worker. Raises InvalidRequestError."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            known = ", ".join(sorted(self.workers)) or "none"
+            raise InvalidRequestError("worker_id", f"there is no worker {worker_id!r}; known are {known}")
+        return worker.link.client
+
     def prefill_target(self, key: WorkerKey) -> PrefillTarget:
         """Raises WorkerLostError."""
         record = self._worker(key).record
         return PrefillTarget(record.worker_id, record.incarnation, record.stream_address)
 
     def snapshot(self, worker_id: str, incarnation: int) -> AsyncIterator[SnapshotChunk]:
-        """For the indexer. Raises WorkerLostError, at once or while it is read."""
+        """A worker's block table for the indexer. Raises WorkerLostError, at once or while it is read."""
         return self.link((worker_id, incarnation)).client.snapshot(SNAPSHOT_TIMEOUT_S)
 
     def has_other_weights(self, worker: PooledWorker) -> bool:

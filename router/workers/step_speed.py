@@ -115,7 +115,7 @@ class StepSpeeds:
             self._see_usual()
 
     def _see_usual(self) -> None:
-        """For each kind of steps, the times of the worker that is in the middle of those that have shown it."""
+        """Takes for each kind of steps the times of the worker in the middle of those that have shown it."""
         self._usual_us, self._has_news = self._ledger.now_us, False
         tokens, pairs, sequences, context = TYPICAL
         workers = self._steps.values()
@@ -136,7 +136,7 @@ class StepSpeeds:
             self._ledger.learn(key, steps.times)
 
     def slowness(self) -> list[tuple[tuple[str], float]]:
-        """By worker: how long a step takes there, as a multiple of what it takes by the profile. What a worker has not
+        """How long a step takes, by worker, as a multiple of what it takes by the profile. What a worker has not
         shown counts as the profile has it."""
         usual_ms = self._profile.step_ms(*TYPICAL)
         shown = ((key, steps.shown(self._profile)) for key, steps in self._steps.items())

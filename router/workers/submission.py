@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 
 from baton_proto.worker import Submit
 from router.workers.inbox import Inbox, UnreadError, nothing
@@ -31,9 +30,7 @@ class Submission:
     def __enter__(self) -> Inbox:
         return self._inbox
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *why: object) -> None:
         self._timer.cancel()
         self._inbox.full = nothing  # else it would keep us, and we keep it, until the collector comes
         self._link.cancel(self._request_id)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
@@ -34,7 +34,7 @@ class ScriptedGenerator:
     def limits(self) -> Limits:
         return Limits(self.max_model_len, self.pool_tokens)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         self.requests.append(request)
         completion_tokens = 0
         completed = False

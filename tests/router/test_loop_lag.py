@@ -1,9 +1,13 @@
 from pathlib import Path
 
+import pytest
+
 from tests.router.loop_lag import ORDINARY, fan_out_lags_s, lags_s
 
 MAX_RATIO = 20.0  # of the lag with a hostile request to the lag with an ordinary one, which takes 2 ms to read
 ROUNDS = 5
+
+pytestmark = pytest.mark.slow
 
 
 def beyond(lag: dict[str, float]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def hit_rate(simulation: Simulation) -> float:
 # --- a shared system prompt does not send all traffic to one worker ---------------------------------------------------
 
 
-@pytest.mark.parametrize("num_routers", [1, 3])
+@pytest.mark.parametrize("num_routers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_shared_system_prompt_is_served_by_all_64_workers_alike(num_routers: int) -> None:
     simulation = Simulation(decode=64, num_routers=num_routers)
     shared_system_prompt(simulation, per_s=250, until_s=10, unique=(32, 256), output=(64, 192))
@@ -59,6 +59,7 @@ def test_a_shared_system_prompt_is_served_by_all_64_workers_alike(num_routers: i
     assert hit_rate(simulation) > 0.8, "and the prompt is cached nevertheless"
 
 
+@pytest.mark.slow
 def test_a_shared_system_prompt_is_computed_by_most_of_64_prefill_workers_when_they_have_work() -> None:
     """At two thirds of what they can do, they wait less than the 0.7 s that computing the prompt anew takes."""
     timing = Timing(prefill_tokens_per_s=1500)
@@ -195,6 +196,7 @@ def test_a_decode_worker_that_holds_most_of_the_prompt_runs_the_short_rest() -> 
     assert second.cached_tokens == 2096, "question and answer, all that is in whole blocks"
 
 
+@pytest.mark.slow
 def test_while_the_prefill_worker_falls_behind_decode_workers_run_some_prompts_themselves() -> None:
     def waits(placement: dict[str, int]) -> tuple[float, float, Counter[int]]:
         """Median and 99th percentile of the time to the first token, s, and how often prompts ran where and why."""

@@ -19,7 +19,6 @@ from router.api.grpc.messages import (
 from router.api.wishes.cache_hints import cache_hint, openai_keeps_s
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.validation import IN_PLACE_BYTES, Prompt, validate
-from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 
@@ -78,7 +77,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
     async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
         reasoning_tokens = 0
-        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+        async with aclosing(self._frontend.generator.generate(wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished):
                     finished = finished_message(item, reasoning_tokens)

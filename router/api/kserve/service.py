@@ -20,7 +20,6 @@ from router.api.kserve.infer_request import ANY, INPUTS, OUTPUTS, STREAM, Wish, 
 from router.api.kserve.tensors import add_output
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import validate
-from router.requests.fan_out import pieces_of
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.errors import BatonError, InvalidRequestError, UnknownModelError, shown
@@ -166,7 +165,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     async def _whole(self, request_id: str, wish: Wish, wanted: GenerateRequest) -> pb.ModelInferResponse:
         num_choices = len(wanted.sampling)
         texts, ids, reasons = [""] * num_choices, [list[int]() for _ in range(num_choices)], [""] * num_choices
-        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+        async with aclosing(self._frontend.generator.generate(wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Piece):
                     texts[item.index] += item.text
@@ -176,7 +175,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
 
     async def _pieces(self, request_id: str, wish: Wish, wanted: GenerateRequest, write: Any) -> None:
         left = len(wanted.sampling)
-        async with aclosing(pieces_of(self._frontend.generator, wanted)) as pieces:
+        async with aclosing(self._frontend.generator.generate(wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished) or not (item.text or item.token_ids or item.finish_reason):
                     continue

@@ -3,7 +3,7 @@
 import random
 
 from router.placement.candidates import Request
-from router.placement.decisions import DecisionLog
+from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement
 from runtime.config.serving import PlacementConfig
 from tests.router.candidates import Candidate, place
@@ -17,7 +17,8 @@ def placement(num_candidates: int = 1) -> Placement:
 
 
 def remember(log: DecisionLog, request_id: str, choice: int = 0, attempt: int = 1, num_candidates: int = 1) -> None:
-    log.add(request_id, choice, attempt, 0.0, Request(10, 16), placement(num_candidates))
+    found = placement(num_candidates)
+    log.add(Decision(request_id, choice, attempt, 0.0, 0.0, Request(10, 16), found.weighing, found, 1.0))
 
 
 def test_a_request_is_found_by_its_callers_id_with_all_choices_and_attempts() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from baton_proto.discovery import prefill_pairs
 from router.placement.candidates import Request
 from router.placement.cost import (
     ALONE,
@@ -26,6 +25,7 @@ from router.placement.cost import (
     SHIPPED,
     SHORT,
 )
+from router.placement.placement import Placement
 from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from tests.router.candidates import NOW_MS, TIMES, Candidate, place
@@ -167,44 +167,38 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     assert len(placement.costs) == len(decode) + len(prefill)
 
 
+def placed(
+    facts: Request,
+    decode: list[Candidate],
+    prefill: list[Candidate],
+    config: PlacementConfig = CONFIG,
+    rng: random.Random | None = None,
+    **more: Any,
+) -> Placement:
+    placement = place(facts, decode, prefill, config, rng or random.Random(), **more)
+    assert placement is not None
+    return placement
+
+
 def test_decode_workers_without_room_are_passed_over_and_say_so() -> None:
     decode = [candidate("full", cached=40, requests=8), candidate("roomy", active=500, requests=7)]
-    placement = place(request(640), decode, [], CONFIG, random.Random(), max_running=8)
-    assert placement is not None
+    placement = placed(request(640), decode, [], CONFIG, random.Random(), max_running=8)
     assert placement.decode == ("roomy", 1)
     assert [cost.barred for cost in placement.costs] == [NO_ROOM, FREE]
     assert place(request(640), decode, [], CONFIG, random.Random(), max_running=7) is None
 
 
-def test_of_two_queues_of_as_many_tokens_the_one_of_short_prompts_is_taken() -> None:
-    short, long = 20 * prefill_pairs(0, 1000), prefill_pairs(0, 20_000)
-    decode = [candidate("long", queued=20_000, pairs=long), candidate("short", queued=20_000, pairs=short)]
-    placement = place(request(640), decode, [], CONFIG, random.Random())
-    assert placement is not None
-    assert placement.decode == ("short", 1)
-
-
-def test_a_prompt_in_computation_counts_with_what_is_left_of_it() -> None:
-    """10,000 tokens take 200 ms, of which 180 are over; 2,000 that have just begun take 40."""
-    decode = [candidate("begun", queued=10_000, step_began_ms=NOW_MS - 180), candidate("new", queued=2000)]
-    placement = place(request(640), decode, [], CONFIG, random.Random())
-    assert placement is not None
-    assert placement.decode == ("begun", 1)
-
-
 def test_a_worker_whose_step_is_late_is_expected_to_be_so_late_again() -> None:
     """It may hang: the later it is, the fewer requests it gets."""
     decode = [candidate("late", queued=1000, step_began_ms=NOW_MS - 2000), candidate("busy", queued=10_000)]
-    placement = place(request(640), decode, [], CONFIG, random.Random())
-    assert placement is not None
+    placement = placed(request(640), decode, [])
     assert placement.decode == ("busy", 1)
     late, _ = placement.costs
     assert late.terms[QUEUED] == pytest.approx(2000 - 20)
 
 
 def others_of(decode: list[Candidate], *excluded: str) -> float:
-    placement = place(request(2600, *excluded), decode, [], CONFIG, random.Random())
-    assert placement is not None
+    placement = placed(request(2600, *excluded), decode, [])
     return placement.costs[0].terms[OTHERS]
 
 
@@ -221,8 +215,7 @@ def test_what_decode_steps_cost_does_not_change_when_the_first_token_is_expected
     decode = [candidate("d", requests=40, active=500)]
     expected = set()
     for steps in (0.0, 8.0):
-        placement = place(request(640), decode, [], replace(CONFIG, decode_steps=steps), random.Random())
-        assert placement is not None
+        placement = placed(request(640), decode, [], replace(CONFIG, decode_steps=steps), random.Random())
         expected.add(placement.ttft_ms)
     assert expected == {640 * 0.02 + 1.2e-6 * 640**2 / 2 + 1.5 * TIMES.decode_ms(40, 500 * BLOCK_SIZE)}
 
@@ -234,27 +227,15 @@ def test_a_prompt_waits_until_there_is_room_for_its_blocks_or_goes_where_there_i
     """Of the 100 blocks that it needs, 47 are free, 7 of which it must leave; one more comes free every 5 ms."""
     full = candidate("full", requests=1, room=(47, 5000, 0, 7))
     config = replace(CONFIG, local_prefill_tokens=0)
-    placement = place(request(1600), [full, candidate("busy", requests=20)], prefill, config, random.Random())
-    assert placement is not None
+    placement = placed(request(1600), [full, candidate("busy", requests=20)], prefill, config)
     assert placement.decode == ("busy", 1)
-    only = place(request(1600), [full._replace(requests=0)], prefill, config, random.Random())
-    free = place(request(1600), [candidate("d")], prefill, config, random.Random())
-    assert only is not None
-    assert free is not None
+    only = placed(request(1600), [full._replace(requests=0)], prefill, config)
+    free = placed(request(1600), [candidate("d")], prefill, config)
     assert only.ttft_ms == pytest.approx(free.ttft_ms + 60 * 5)
 
 
-def test_each_worker_is_taken_for_as_fast_as_its_own_steps() -> None:
-    slow = StepTimes(12.0, 0.04, 2.4e-6, 10.0, 0.04, 8.4e-5)
-    decode = [candidate("slow", times=slow), candidate("fast", queued=900)]
-    placement = place(request(2000), decode, [], CONFIG, random.Random())
-    assert placement is not None
-    assert placement.decode == ("fast", 1)
-
-
 def test_the_time_until_the_first_token_is_expected_with_attention() -> None:
-    placement = place(request(32_000), [candidate("d", queued=1000)], [], CONFIG, random.Random())
-    assert placement is not None
+    placement = placed(request(32_000), [candidate("d", queued=1000)], [])
     assert placement.ttft_ms == pytest.approx(1000 * 0.02 + 32_000 * 0.02 + 1.2e-6 * 32_000**2 / 2)
 
 
@@ -266,8 +247,7 @@ def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
             candidate("home", cached=156, queued=queued + 6000),
             *(candidate(f"d{i}", queued=queued) for i in "123"),
         ]
-        placement = place(request(2600), decode, [], CONFIG, random.Random())
-        assert placement is not None
+        placement = placed(request(2600), decode, [])
         chosen.append(placement.decode[0])
     assert chosen[0] != "home"
     assert chosen[1] == "home"
@@ -278,8 +258,7 @@ def test_what_others_wait_is_nothing_in_an_idle_fleet_and_grows_with_every_queue
     num_tokens: int, workers: list[Candidate], data: st.DataObject
 ) -> None:
     def others(workers: list[Candidate]) -> list[float]:
-        placement = place(request(num_tokens), workers, [], CONFIG, random.Random(0))
-        assert placement is not None
+        placement = placed(request(num_tokens), workers, [], CONFIG, random.Random(0))
         return [cost.terms[OTHERS] for cost in placement.costs]
 
     workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
@@ -297,8 +276,7 @@ def test_where_nobody_idles_a_prefix_is_not_computed_again_on_the_worker_with_th
     for queued in (0, 2000):
         home = candidate("home", cached=62, queued=queued + 2500)
         busy = [candidate(f"d{i}", queued=5000) for i in range(6)]
-        placement = place(request(3000), [home, *busy, candidate("least", queued=queued)], [], CONFIG, random.Random())
-        assert placement is not None
+        placement = placed(request(3000), [home, *busy, candidate("least", queued=queued)], [])
         chosen.append(placement.decode[0])
     assert chosen == ["least", "home"]
 
@@ -310,37 +288,11 @@ def test_equal_workers_share_at_random() -> None:
     rng = random.Random(1)
     chosen = Counter[str]()
     for _ in range(2000):
-        placement = place(request(640), decode, prefill, config, rng)
-        assert placement is not None
+        placement = placed(request(640), decode, prefill, config, rng)
         assert placement.prefill is not None
         chosen.update((placement.decode[0], placement.prefill[0]))
     assert len(chosen) == 8
     assert all(400 < count < 600 for count in chosen.values())
-
-
-def test_a_temperature_spreads_and_still_prefers_the_cheaper() -> None:
-    config = replace(CONFIG, temperature=0.5)
-    decode = [candidate("idle", requests=1), candidate("half", requests=50), candidate("full", requests=100)]
-    config = replace(config, local_prefill_tokens=0)
-    rng = random.Random(2)
-    placements = [place(request(640), decode, [candidate("p")], config, rng) for _ in range(2000)]
-    chosen = Counter(placement.decode[0] for placement in placements if placement is not None)
-    assert chosen["idle"] > chosen["half"] > chosen["full"] > 0
-
-
-def test_a_short_uncached_rest_runs_on_the_decode_worker_that_holds_the_prefix() -> None:
-    decode = [candidate("cold"), candidate("warm", cached=40, active=30)]
-    placement = place(request(40 * BLOCK_SIZE + 5), decode, [candidate("p", cached=40)], CONFIG, random.Random())
-    assert placement is not None
-    assert (placement.decode[0], placement.prefill, placement.reason) == ("warm", None, SHORT)
-    assert placement.cached_blocks == 40
-
-
-def test_a_decode_worker_that_runs_prompts_already_is_spared_another() -> None:
-    busy = [candidate("d", queued=600)]
-    placement = place(request(20), busy, [candidate("p")], CONFIG, random.Random())
-    assert placement is not None
-    assert placement.prefill == ("p", 1)
 
 
 @pytest.mark.parametrize(
@@ -360,52 +312,16 @@ def test_a_prompt_runs_where_it_costs_less_and_the_reason_says_whom_that_spares(
     num_tokens: int, cached: int, queued: int, requests: int, reason: int
 ) -> None:
     decode = [candidate("d", cached=cached, queued=queued, requests=requests)]
-    placement = place(request(num_tokens), decode, [candidate("p")], CONFIG, random.Random())
-    assert placement is not None
+    placement = placed(request(num_tokens), decode, [candidate("p")])
     assert placement.reason == reason
     assert (placement.prefill is None) == (reason == SHORT)
     (cost,) = [cost for cost in placement.costs if cost.role == "decode"]
     assert cost.reason == reason
 
 
-def test_a_decode_worker_helps_when_that_is_sooner_than_the_queues_of_the_prefill_workers() -> None:
-    decode = [candidate("d", requests=10, active=500)]
-    for queued, prefill in ((1000, "p"), (16_000, None)):
-        placement = place(request(2000), decode, [candidate("p", queued=queued)], CONFIG, random.Random())
-        assert placement is not None
-        assert (placement.prefill and placement.prefill[0]) == prefill
-
-
-def test_a_busy_decode_worker_runs_the_prompt_when_nobody_else_can() -> None:
-    busy = [candidate("d", queued=5000, requests=200)]
-    placement = place(request(20), busy, [], CONFIG, random.Random())
-    assert placement is not None
-    assert placement.reason == ALONE
-
-
-def test_of_equally_busy_decode_workers_the_one_that_holds_more_of_a_shipped_prompt_gets_it() -> None:
-    config = replace(CONFIG, local_prefill_tokens=0)
-    decode = [candidate("cold", requests=5), candidate("warm", cached=30, requests=5), candidate("idle", requests=4)]
-    for token_ms, chosen in ((0.00001, "idle"), (0.003, "warm")):
-        placement = place(
-            request(1000), decode, [candidate("p")], replace(config, ship_token_ms=token_ms), random.Random()
-        )
-        assert placement is not None
-        assert (placement.decode[0], placement.reason) == (chosen, SHIPPED)
-
-
-def test_a_decode_worker_that_holds_the_prompt_is_left_when_it_is_much_busier_than_that_saves() -> None:
-    config = replace(CONFIG, local_prefill_tokens=0)
-    decode = [candidate("cold", requests=1), candidate("warm", cached=40, requests=100)]
-    placement = place(request(40 * BLOCK_SIZE + 5), decode, [candidate("p", cached=40)], config, random.Random())
-    assert placement is not None
-    assert (placement.decode[0], placement.prefill) == ("cold", ("p", 1))
-
-
 def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() -> None:
     for prefill, facts in (([], request(5000)), ([candidate("p")], request(5000, "p"))):
-        placement = place(facts, [candidate("d")], prefill, CONFIG, random.Random())
-        assert placement is not None
+        placement = placed(facts, [candidate("d")], prefill)
         assert (placement.prefill, placement.reason) == (None, ALONE)
 
 
@@ -413,19 +329,10 @@ def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_
     full = [candidate("p0", queued=16384), candidate("p1", queued=20000)]
     decode = [candidate("prompt", queued=1), candidate("busy", requests=64), candidate("free", active=500, requests=6)]
     config = replace(CONFIG, prefill_queue_tokens=16384)
-    placement = place(request(5000), decode, full, config, random.Random())
-    assert placement is not None
+    placement = placed(request(5000), decode, full, config)
     assert (placement.decode[0], placement.prefill, placement.reason) == ("free", None, FULL)
     assert [cost.barred for cost in placement.costs] == [QUEUE_FULL] * 2 + [NOBODY_SHIPS] + [FREE] * 2
     assert place(request(5000), decode[:1], full, config, random.Random()) is None
-
-
-def test_a_prefill_worker_with_a_long_queue_gets_the_prompt_whose_prefix_it_holds() -> None:
-    """With a low limit to its queue, most long prompts were computed again, each on whoever was free."""
-    prefill = [candidate("holds", cached=1800, queued=60_000), candidate("other", queued=58_000)]
-    placement = place(request(30_000), [candidate("d", queued=60_000)], prefill, CONFIG, random.Random())
-    assert placement is not None
-    assert placement.prefill == ("holds", 1)
 
 
 @pytest.mark.parametrize(
@@ -438,18 +345,6 @@ def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_may_not_r
     assert (short is not None) == (config.local_prefill_tokens > 0)
 
 
-def test_without_a_decode_worker_everything_waits() -> None:
-    assert place(request(20), [], [candidate("p")], CONFIG, random.Random()) is None
-    assert place(request(20, "d"), [candidate("d")], [candidate("p")], CONFIG, random.Random()) is None
-
-
-def test_nothing_runs_on_the_decode_worker_when_the_limit_is_zero() -> None:
-    config = replace(CONFIG, local_prefill_tokens=0)
-    placement = place(request(1), [candidate("d", cached=100)], [candidate("p")], config, random.Random())
-    assert placement is not None
-    assert placement.prefill == ("p", 1)
-
-
 def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:
     """One worker holds a system prompt of 100 blocks; each request adds load where it goes."""
     running = {f"d{i}": 0 for i in range(16)}
@@ -460,8 +355,7 @@ def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:
             candidate(name, cached=100 if name == "d0" else 0, active=102 * n, requests=n)
             for name, n in running.items()
         ]
-        placement = place(request(100 * BLOCK_SIZE + 20), decode, [candidate("p")], config, rng)
-        assert placement is not None
+        placement = placed(request(100 * BLOCK_SIZE + 20), decode, [candidate("p")], config, rng)
         running[placement.decode[0]] += 1
     assert max(running.values()) / (sum(running.values()) / len(running)) <= 1.3
 
@@ -469,16 +363,14 @@ def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:
 def test_a_conversation_stays_where_it_is_cached_behind_a_short_queue() -> None:
     for queued, chosen in ((1000, "home"), (8000, "idle")):
         decode = [candidate("home", cached=90, queued=queued), candidate("idle")]
-        placement = place(request(100 * BLOCK_SIZE), decode, [], CONFIG, random.Random())
-        assert placement is not None
+        placement = placed(request(100 * BLOCK_SIZE), decode, [])
         assert placement.decode[0] == chosen
 
 
 def test_a_placement_tells_its_candidates_and_how_much_of_the_prompt_its_worker_holds() -> None:
     prefill = [candidate("p0", cached=40), candidate("p1")]
     config = replace(CONFIG, local_prefill_tokens=0)
-    placement = place(request(40 * BLOCK_SIZE), [candidate("d")], prefill, config, random.Random())
-    assert placement is not None
+    placement = placed(request(40 * BLOCK_SIZE), [candidate("d")], prefill, config)
     assert (placement.decode, placement.prefill, placement.reason) == (("d", 1), ("p0", 1), SHIPPED)
     assert (placement.cached_blocks, placement.held_blocks, placement.weighing.num_candidates) == (39, 40, 3)
     assert [cost.role for cost in placement.costs] == ["prefill", "prefill", "decode"]

@@ -93,17 +93,6 @@ async def release_chain(queue: AdmissionQueue) -> None:
         await asyncio.sleep(0)
 
 
-async def test_more_than_the_limit_are_refused_with_a_time_to_come_back() -> None:
-    queue = AdmissionQueue(2)
-    with queue.admit(), queue.admit():
-        with pytest.raises(OverloadedError) as refused:
-            queue.admit()
-        assert refused.value.limit == 2
-        assert refused.value.retry_after_s >= 1.0
-    with queue.admit():
-        pass
-
-
 async def test_one_that_cannot_go_does_not_hold_up_those_behind_it() -> None:
     queue, rooms, leave = AdmissionQueue(100), Rooms(0), asyncio.Event()
     with queue.admit() as ticket, queue.turn(ticket, lambda: None) as stuck:
@@ -167,18 +156,6 @@ async def test_a_waiter_that_is_cancelled_as_its_turn_comes_gives_the_room_back(
     assert (rooms.free, queue.view()[:2]) == (1, (0, 0))
 
 
-async def test_a_waiter_that_leaves_early_is_forgotten() -> None:
-    queue, rooms = AdmissionQueue(100), Rooms(0)
-    waiter = asyncio.create_task(stay(queue, rooms, "waiter", 0, asyncio.Event()))
-    await settle()
-    waiter.cancel()
-    await asyncio.gather(waiter, return_exceptions=True)
-    rooms.free = 1
-    queue.wake()
-    await settle()
-    assert (rooms.order, queue.view()[:2]) == ([], (0, 0))
-
-
 async def test_a_failing_attempt_reaches_its_own_waiter_only() -> None:
     queue, rooms, leave = AdmissionQueue(100), Rooms(0), asyncio.Event()
     leave.set()
@@ -215,24 +192,6 @@ async def stay_as(queue: AdmissionQueue, rooms: Rooms, tenant: str, tokens: int,
     with queue.admit(0, tenant) as ticket, queue.turn(ticket, lambda: rooms.take(tenant), tokens) as turn:
         assert await turn.wait(30) is not None
         await leave.wait()
-
-
-async def test_tenants_share_the_rooms_by_prompt_tokens() -> None:
-    queue, rooms, leave = AdmissionQueue(100), Rooms(0), asyncio.Event()
-    tasks = [asyncio.create_task(stay_as(queue, rooms, "large", 300, leave)) for _ in range(10)]
-    await settle()
-    tasks += [asyncio.create_task(stay_as(queue, rooms, "small", 100, leave)) for _ in range(10)]
-    await settle()
-    rooms.free = 8
-    queue.wake()
-    await settle()
-    assert rooms.order.count("large") == 2
-    assert rooms.order.count("small") == 6
-    leave.set()
-    rooms.free = 12
-    queue.wake()
-    await asyncio.gather(*tasks)
-    assert queue.view()[:2] == (0, 0)
 
 
 async def test_a_replay_goes_before_those_that_have_not_run() -> None:
@@ -286,23 +245,6 @@ async def test_a_request_that_runs_never_makes_room() -> None:
         queue.admit(9, "b")
     leave.set()
     await asyncio.gather(*running)
-
-
-async def test_a_higher_priority_takes_the_place_of_a_lower_one_when_the_queue_is_full() -> None:
-    queue, rooms, leave = AdmissionQueue(1), Rooms(0), asyncio.Event()
-    low = asyncio.create_task(stay(queue, rooms, "low", 0, leave))
-    await settle()
-    with pytest.raises(OverloadedError):
-        queue.admit(-1)
-    high = asyncio.create_task(stay(queue, rooms, "high", 1, leave))
-    await settle()
-    with pytest.raises(OverloadedError):
-        await low
-    leave.set()
-    rooms.free = 1
-    queue.wake()
-    await high
-    assert (rooms.order, queue.view()[:2]) == (["high"], (0, 0))
 
 
 async def test_all_choices_of_a_request_that_makes_room_are_refused() -> None:

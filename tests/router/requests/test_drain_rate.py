@@ -72,14 +72,6 @@ def test_an_idle_hour_says_nothing_about_the_pace(clock: Clock, rate: DrainRate)
     assert rate.retry_after_s() == pytest.approx(1.0)
 
 
-def test_the_pace_is_that_of_the_latest_departures(clock: Clock, rate: DrainRate) -> None:
-    pass_time(clock, rate, 1000, per_s=1)
-    pass_time(clock, rate, 20, per_s=10)
-    for _ in range(20):
-        rate.retry_after_s()
-    assert rate.retry_after_s() == pytest.approx(2.1)
-
-
 def test_the_answer_is_within_bounds(clock: Clock, rate: DrainRate) -> None:
     assert rate.retry_after_s() == MIN_RETRY_AFTER_S
     clock.now_s += 1e6

@@ -257,7 +257,7 @@ async def test_a_reader_that_pauses_stops_its_sequences_and_gets_the_same_tokens
     decode = ScriptedWorker("d0")
     config = replace(CONFIG, max_attempts=1)  # a pause is no failed attempt
     async with routing(tokenizer, decode, config=config) as router:
-        asked = request(2500, n=n)
+        asked = request(1200, n=n)
         async with aclosing(stream(router, asked)) as pieces:
             first = await anext(pieces)
             await decode.until(lambda: len(decode.cancels) == n)  # paused: nobody has read
@@ -272,21 +272,9 @@ async def test_a_reader_that_pauses_stops_its_sequences_and_gets_the_same_tokens
                     yield piece
 
             result = await collect(rest())
-        assert result.tokens == dict.fromkeys(range(n), greedy(PROMPT, 2500))
-        assert result.texts == dict.fromkeys(range(n), text_of(tokenizer, greedy(PROMPT, 2500)))
+        assert result.tokens == dict.fromkeys(range(n), greedy(PROMPT, 1200))
+        assert result.texts == dict.fromkeys(range(n), text_of(tokenizer, greedy(PROMPT, 1200)))
         assert result.reasons == dict.fromkeys(range(n), "length")
-        router.check_idle()
-
-
-async def test_the_deadline_of_a_reader_that_pauses_goes_on(tokenizer: Tokenizer) -> None:
-    decode = ScriptedWorker("d0", script=steps_of(answer, silent))
-    async with routing(tokenizer, decode) as router:
-        async with aclosing(stream(router, request(2500, timeout_s=2.0))) as pieces:
-            await anext(pieces)
-            await decode.until(lambda: len(decode.cancels) == 1)
-            with fails_with(DeadlineError, "did not finish within 2.0 s"):
-                async for _ in pieces:
-                    pass
         router.check_idle()
 
 

@@ -1,6 +1,6 @@
 """Which calls get a trace, and what is said of them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ class CountedGenerator(ScriptedGenerator):
         super().__init__(tiny_tokenizer(folder))
         self.metrics = RouterMetrics()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         with RequestTally(self.metrics, request.request_id, len(request.prompt)):
             async for item in super().generate(request):
                 yield item

@@ -12,7 +12,6 @@ from baton_proto.discovery import LoadReport, WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import Failure
 from router.placement.assignment import Assigner
-from router.placement.candidates import Request, chances
 from router.placement.cost import NO_ROOM
 from router.text.tokenizer import Tokenizer
 from router.views.explain import Explainer
@@ -20,7 +19,6 @@ from router.workers.account import LoadView
 from runtime.config.serving import PlacementConfig, RouterConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.directory import Change
-from tests.router.candidates import Candidate, weigh
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import CONFIG, PROMPT, Holdings, Router, collect, request, routing, stream, then_fail
 from tests.tiny_model import VOCAB_SIZE
@@ -211,20 +209,3 @@ async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) 
         (decision,) = response.decisions
         assert [by_worker(decision)[w].barred for w in ("d0", "d1")] == [NO_ROOM, pb.BARRED_REASON_UNSPECIFIED]
         assert decision.decode_worker == "d1"
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_chances_are_how_often_each_is_chosen(temperature: float) -> None:
-    config = PlacementConfig(temperature=temperature, local_prefill_tokens=1000)
-    candidates = [Candidate((f"d{i}", 1), 0, 0, 0, running) for i, running in enumerate((3, 3, 5, 9))]
-    excluded = Request(100, 16, frozenset({("d1", 1)}))
-    rng = random.Random(5)
-    rounds = 4000
-    for facts in (Request(100, 16), excluded):
-        weighings = [weigh(facts, candidates, [], config, rng) for _ in range(rounds)]
-        costs = weighings[0].decode.costs()
-        expected = chances(costs, temperature)
-        chosen = Counter(w.decode.worker(w.decode.chosen) for w in weighings)
-        for cost, chance in zip(costs, expected, strict=True):
-            assert chosen[cost.worker] / rounds == pytest.approx(chance, abs=0.04)
-        assert sum(expected) == pytest.approx(1.0)

@@ -147,16 +147,6 @@ async def test_a_new_incarnation_takes_the_place_of_the_old_one(view: View) -> N
         assert (shown.incarnation, shown.running) == (2, 0)
 
 
-async def test_a_worker_that_leaves_is_shown_no_more(view: View) -> None:
-    async with ScriptedWorker("d0") as decode:
-        view.pool.apply(decode.added())
-        await view.connected("d0")
-        view.pool.apply(Change("changed", decode.record("draining")))
-        assert view.pool.ready_decode() == []
-        view.pool.apply(Change("removed", decode.record()))
-        assert not (await view.status()).workers
-
-
 async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) -> None:
     async with ScriptedWorker("d0") as decode:
         view.pool.apply(decode.added())

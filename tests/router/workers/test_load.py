@@ -53,12 +53,6 @@ def test_a_local_prompt_is_charged_to_the_decode_worker(ledger: LoadLedger) -> N
     assert ledger.view(D) == IDLE
 
 
-def test_a_charge_is_released_when_its_block_raises(ledger: LoadLedger) -> None:
-    with pytest.raises(RuntimeError), ledger.charge("r", D, P, 100, 100):
-        raise RuntimeError
-    assert ledger.view(D) == ledger.view(P) == IDLE
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["charge", "done", "grow", "release", "wait", "forget"]), st.integers(0, 4)),
@@ -119,15 +113,6 @@ def test_the_larger_of_charge_and_report_counts(ledger: LoadLedger) -> None:
     assert ledger.view(P).queued_prefill_tokens == 1000, "nobody knows better"
 
 
-def test_attention_that_is_computed_already_leaves_the_queue_with_the_report(ledger: LoadLedger, clock: Clock) -> None:
-    with ledger.charge("r", D, P, num_tokens=1000, prefill_tokens=1000):
-        for pairs in (prefill_pairs(0, 1000), prefill_pairs(600, 1000), prefill_pairs(600, 1000)):
-            clock.now_s += 1.0
-            ledger.report(P, WorkerLoad(queued_prefill_tokens=400, queued_prefill_pairs=pairs))
-        assert ledger.view(P) == LoadView(0, 400, 0, prefill_pairs(600, 1000))
-    assert ledger.view(P).queued_prefill_pairs == prefill_pairs(600, 1000), "as long as the worker says so"
-
-
 def test_whoever_waits_for_room_is_told_of_relief_only() -> None:
     relieved: list[str] = []
     ledger = LoadLedger(16, 300.0, relieved=lambda: relieved.append("x"))
@@ -140,15 +125,6 @@ def test_whoever_waits_for_room_is_told_of_relief_only() -> None:
     assert len(relieved) == 2
     charge.release()
     assert len(relieved) == 3
-
-
-def test_a_new_incarnation_starts_without_the_load_of_the_old_one(ledger: LoadLedger) -> None:
-    charge = ledger.charge("r", D, None, 100, 100)
-    ledger.report(D, WorkerLoad(running=9))
-    ledger.forget(D)
-    assert ledger.view(D) == IDLE
-    charge.release()
-    assert ledger.view(D) == ledger.view(("d", 2)) == IDLE
 
 
 def test_what_other_routers_charged_is_added_to_our_own(ledger: LoadLedger) -> None:

@@ -153,30 +153,6 @@ def test_a_short_prompt_alone_takes_all_of_its_step() -> None:
     assert learned.prefill_ms(2000, 2e6) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_worker_that_becomes_faster_is_known_by_its_last_steps_alone_and_one_that_left_by_none() -> None:
-    dice, ledger = random.Random(2), LoadLedger(16, 300.0, times=PROFILE)
-    speeds = StepSpeeds(ledger, PROFILE)
-    ledger.report(WORKER, WorkerLoad())
-    slow = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * WINDOW]
-    speeds.load_report(report(slow))
-    fast = [replace(one, step_ms=one.step_ms / 3) for one in slow]
-    speeds.load_report(report(fast))
-    learned = StepTimes(*ledger.times((WORKER,))[0].tolist())
-    assert learned.prefill_ms(4000, 8e6) == pytest.approx(PROFILE.prefill_ms(4000, 8e6), rel=0.02)
-    assert learned.decode_ms(32, 22_400) == pytest.approx(PROFILE.decode_ms(32, 22_400), rel=0.02)
-    speeds.forget(WORKER)
-    speeds.forget(WORKER)
-    assert not speeds._steps
-
-
-def test_a_worker_that_the_ledger_does_not_know_leaves_nothing_behind() -> None:
-    ledger = LoadLedger(16, 300.0)
-    speeds = StepSpeeds(ledger, PROFILE)
-    speeds.load_report(report([TimedStep(100, 5000.0, 0, 0, 9.0)], "stranger"))
-    assert not speeds._steps
-    assert not ledger.knows(("stranger", 1))
-
-
 @pytest.mark.parametrize("kind", ["prompts", "decodes"])
 def test_a_worker_that_has_become_slow_or_quick_is_known_by_its_next_sixteen_steps(kind: str) -> None:
     """However many it has reported before. The steps of the other kind stay what they were."""
@@ -207,3 +183,6 @@ def test_steps_that_vary_by_a_tenth_are_no_change() -> None:
         steps = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * REFIT_AFTER]
         speeds.load_report(report([replace(one, step_ms=one.step_ms * dice.lognormvariate(0.0, 0.1)) for one in steps]))
     assert len(speeds._steps[WORKER].prefill) == len(speeds._steps[WORKER].decode) == WINDOW
+    speeds.forget(WORKER)
+    speeds.load_report(report([TimedStep(100, 5000.0, 0, 0, 9.0)], "stranger"))
+    assert not speeds._steps, "neither of one that left nor of one that the ledger does not know"
