@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.machine import describe, write_result
 from tests.mutate.diffs import changed_lines, only_words
-from tests.mutate.modules import NO_JUDGE, PURE, judges_of
+from tests.mutate.modules import PURE, judges_of
 from tests.mutate.undecorated import undecorated
 
 MEMORY_BYTES = 6 << 30  # that each process may take
@@ -116,7 +116,6 @@ def copy_sources(copy: Path) -> None:
 def configure(copy: Path, module: str, tests: list[str]) -> None:
     top = module.split("/")[0]
     arguments = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.mutate.quick_first", "-W", "ignore"]
-    arguments += [f"--deselect={test}" for test in NO_JUDGE.get(module, ())]
     others = sorted(path.name for path in copy.iterdir() if path.name not in (top, "tests", "pyproject.toml"))
     with (copy / "pyproject.toml").open("a") as file:
         file.write(

@@ -86,13 +86,6 @@ ALSO: Final = {
 }
 """A part that is only reached through another module is judged by that module's tests too."""
 
-NO_JUDGE: Final = {
-    "router/placement/cost.py": (
-        "tests/router/placement/test_cost.py::test_a_term_is_added_in_one_file_beside_its_configuration_key",
-    ),
-}
-"""Tests that read the module's source cannot judge it, because mutmut puts all mutants into one file."""
-
 
 def judges_of(module: str) -> list[str]:
     """The test files of a module. Raises FileNotFoundError when it has none."""
