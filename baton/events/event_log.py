@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-import nats.js.errors
 import structlog
 
 from baton_proto.kv_events import KvEventBatch, decode_batch
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.library import js_errors
 from runtime.nats.subjects import ANY, kv_events_stream, kv_events_subject
 
 BATCHES_PER_READ = 1000
@@ -86,7 +86,7 @@ class EventLog:
     async def _sequences(self) -> range:
         try:
             return await self._nats.stored_sequences(self._stream)
-        except nats.js.errors.NotFoundError:
+        except js_errors.NotFoundError:
             return range(1, 1)  # no worker has ever published
 
     async def _check_storage(self) -> None:

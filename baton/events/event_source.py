@@ -6,8 +6,6 @@ It is announced with EVENTS_ROLE: routers index its blocks and send it nothing.
 import asyncio
 import os
 
-from nats.js.errors import NotFoundError
-
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import KvEvent
 from runtime.config.serving import DiscoveryConfig
@@ -18,6 +16,7 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.library import js_errors
 from runtime.nats.subjects import workers_stream
 
 LOAD_INTERVAL_S = 1.0
@@ -90,7 +89,7 @@ async def discovery_ttl_s(nats: NatsClient) -> float:
     """The time to live of the cluster's records, which an announcement must not change. Raises UnavailableError."""
     try:
         config = (await nats.jetstream.stream_info(workers_stream(nats.namespace))).config
-    except NotFoundError:
+    except js_errors.NotFoundError:
         return DiscoveryConfig().ttl_s  # an empty NATS
     except NATS_ERRORS as error:
         raise UnavailableError(f"NATS does not answer: {error}") from error

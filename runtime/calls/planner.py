@@ -1,7 +1,6 @@
 """Questions and orders to a running planner, over NATS."""
 
 import msgspec
-from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 
 from baton_proto.planner_control import (
     MAJOR,
@@ -19,6 +18,7 @@ from baton_proto.planner_control import (
 )
 from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
 from runtime.nats.client import NatsClient
+from runtime.nats.library import nats_errors
 from runtime.nats.subjects import planner_subject
 from runtime.security.secret import Secret
 
@@ -51,10 +51,10 @@ async def _ask(
     question = encode(Question(MAJOR, body, proof))
     try:
         data = await nats.request(planner_subject(nats.namespace), question, timeout_s)
-    except NoRespondersError as error:
+    except nats_errors.NoRespondersError as error:
         where = f"in namespace {nats.namespace!r}"
         raise UnavailableError(f"no planner runs {where}; `baton up --planner` starts one") from error
-    except (NatsTimeoutError, TimeoutError) as error:
+    except (nats_errors.TimeoutError, TimeoutError) as error:
         raise DeadlineError("the planner's answer", timeout_s) from error
     try:
         answer = decode_answer(data).body

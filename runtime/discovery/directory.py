@@ -16,13 +16,13 @@ from typing import Literal
 
 import msgspec
 import structlog
-from nats.js.api import StorageType, StreamConfig
 
 from baton_proto.discovery import WorkerRecord, decode_record
 from runtime.end_task import end_tasks
 from runtime.errors import DeadlineError, ProtocolError
 from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.library import StorageType, StreamConfig
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
 
 RETRY_S = 0.25

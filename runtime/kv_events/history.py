@@ -5,11 +5,11 @@ worker's next message from a position on.
 """
 
 import msgspec
-from nats.js.api import RawStreamMsg
 
 from baton_proto.kv_events import KvEventBatch, decode_batch
 from runtime.discovery.worker_key import WorkerKey
 from runtime.nats.client import NatsClient
+from runtime.nats.library import RawStreamMsg
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
 MAX_BATCHES = 256  # a longer hole is healed faster by a snapshot

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
-import nats.errors
 import structlog
-from nats.js.api import PubAck, StorageType, StreamConfig
 
 from baton_proto.kv_events import HASH_BYTES, MAJOR, KvEvent, KvEventBatch, Moved, Removed, Stored, encode_batch
 from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NO_STORAGE, NatsClient
+from runtime.nats.library import PubAck, StorageType, StreamConfig, nats_errors
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
 
 MAX_AGE_S = 3600.0
@@ -169,7 +168,7 @@ class EventPublisher:
                 batch = self._waiting.popleft()
                 try:
                     future = await self._nats.publish_pipelined(self._subject, batch.payload)
-                except nats.errors.MaxPayloadError:
+                except nats_errors.MaxPayloadError:
                     self._drop(batch, "larger than this server's limit for a message")
                     continue
                 except Exception:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nats.js.api import DiscardPolicy, StreamConfig
+from runtime.nats.library import DiscardPolicy, StreamConfig
 
 
 def bucket_config(stream: str, keys: str, **settings: Any) -> StreamConfig:

@@ -11,18 +11,23 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import nats.errors
-import nats.js.errors
 import structlog
-from nats.aio.client import Client, Srv
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.js import JetStreamContext
-from nats.js.api import PubAck, RawStreamMsg, StreamConfig
 
 from runtime.end_task import end_tasks
 from runtime.errors import UnauthorizedError, UnavailableError
 from runtime.nats.direct_get import StoredMessage, direct_get
+from runtime.nats.library import (
+    Client,
+    JetStreamContext,
+    Msg,
+    PubAck,
+    RawStreamMsg,
+    Srv,
+    StreamConfig,
+    Subscription,
+    js_errors,
+    nats_errors,
+)
 from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ NO_STORAGE = 10047  # error code of JetStream: a stream reserves its max_bytes, 
 MIN_STREAM_BYTES = 8 * 1024 * 1024
 
 # Errors of NATS that mean: not now, try again later.
-NATS_ERRORS = (nats.errors.Error, TimeoutError, OSError)
+NATS_ERRORS = (nats_errors.Error, TimeoutError, OSError)
 
 T = TypeVar("T")
 
@@ -142,7 +147,7 @@ class NatsClient:
             await subscription.unsubscribe()
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        """The answer to a question. Raises nats.errors.NoRespondersError when nobody listens, and NATS_ERRORS."""
+        """The answer to a question. Raises nats_errors.NoRespondersError when nobody listens, and NATS_ERRORS."""
         answer = await self._unless_away(self._client.request(subject, payload, timeout=timeout_s))
         return answer.data
 
@@ -159,7 +164,7 @@ class NatsClient:
         """JetStream: returns at once; messages are stored in order. The future is the acknowledgement, which never
         comes when the connection is lost. Raises NATS_ERRORS."""
         if not self.connected:
-            raise nats.errors.ConnectionReconnectingError
+            raise nats_errors.ConnectionReconnectingError
         return await self._jetstream.publish_async(subject, payload)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
@@ -168,7 +173,7 @@ class NatsClient:
         while True:
             try:
                 return await self._create_or_update(config)
-            except nats.js.errors.APIError as error:
+            except js_errors.APIError as error:
                 smaller = (config.max_bytes or 0) // 2
                 if error.err_code != NO_STORAGE or smaller < MIN_STREAM_BYTES:
                     raise
@@ -177,7 +182,7 @@ class NatsClient:
     async def _create_or_update(self, config: StreamConfig) -> None:
         try:
             await self._unless_away(self._jetstream.add_stream(config))
-        except nats.js.errors.BadRequestError as error:
+        except js_errors.BadRequestError as error:
             if error.err_code != STREAM_NAME_IN_USE:
                 raise
             await self._unless_away(self._jetstream.update_stream(config))
@@ -189,14 +194,14 @@ class NatsClient:
         request = self._jetstream.get_msg(stream, seq=from_sequence, subject=subject, direct=True, next=following)
         try:
             return await self._unless_away(request)
-        except nats.js.errors.NotFoundError:
+        except js_errors.NotFoundError:
             return None
 
     async def stored_subjects(self, stream: str, pattern: str) -> list[str]:
         """Subjects whose messages the stream holds; empty without such a stream. Raises NATS_ERRORS."""
         try:
             info = await self._unless_away(self._jetstream.stream_info(stream, subjects_filter=pattern))
-        except nats.js.errors.NotFoundError:
+        except js_errors.NotFoundError:
             return []
         return list(info.state.subjects or {})
 
@@ -217,7 +222,7 @@ class NatsClient:
         """Makes a request fail at once when the connection is lost, not only at its timeout."""
         if not self.connected:
             request.close()
-            raise nats.errors.ConnectionReconnectingError
+            raise nats_errors.ConnectionReconnectingError
         task = asyncio.ensure_future(request)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -227,7 +232,7 @@ class NatsClient:
             ourselves = asyncio.current_task()
             if self.connected or (ourselves is not None and ourselves.cancelling()):
                 raise
-            raise nats.errors.ConnectionReconnectingError from None
+            raise nats_errors.ConnectionReconnectingError from None
 
     async def close(self) -> None:
         """Idempotent. Does not need the server."""

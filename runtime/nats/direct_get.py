@@ -7,9 +7,7 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
+from runtime.nats.library import Client, Msg, nats_errors
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 END_OF_BATCH = "204"
@@ -28,7 +26,7 @@ class StoredMessage:
 async def direct_get(
     client: Client, stream: str, subject: str, start: int | datetime, limit: int, timeout_s: float
 ) -> list[StoredMessage]:
-    """Raises TimeoutError and nats.errors.Error."""
+    """Raises TimeoutError and nats_errors.Error."""
     position = {"seq": start} if isinstance(start, int) else {"start_time": start.astimezone(UTC).isoformat()}
     wanted = {**position, "next_by_subj": subject, "batch": limit, "max_bytes": MAX_ANSWER_BYTES}
     answer = _Answer()
@@ -40,7 +38,7 @@ async def direct_get(
             await answer.complete
         return answer.messages
     finally:
-        with contextlib.suppress(nats.errors.Error):  # the connection may be lost, and the subscription with it
+        with contextlib.suppress(nats_errors.Error):  # the connection may be lost, and the subscription with it
             await subscription.unsubscribe()
 
 
@@ -64,4 +62,4 @@ class _Answer:
                 self.complete.set_result(None)
             else:
                 why = headers.get("Description", "without a reason")
-                self.complete.set_exception(nats.errors.Error(f"JetStream refuses: {status} {why}"))
+                self.complete.set_exception(nats_errors.Error(f"JetStream refuses: {status} {why}"))
