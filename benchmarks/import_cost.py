@@ -33,7 +33,7 @@ CASES = (
     Case("worker with the mock engine", OWN_WORKER, goal_s=1.5),
     Case("worker with the torch engine", f"{OWN_WORKER}, engine.loading.loaded_model"),
     Case("import torch alone", "import torch"),
-    Case("baton --help", "import sys; from baton.cli import main; sys.argv = ['baton', '--help']; main()"),
+    Case("baton up", "import baton.cli.up"),
 )
 
 
