@@ -2,9 +2,10 @@
 
     python -m benchmarks.import_cost [--runs 7] [--top 25]
 
-`--top` also lists the modules of each process that take longest by themselves (python -X importtime: wall time). Modules
-are compiled once before, as they are on every machine that has run Baton. What a router's compiled loops cost is a row of
-its own, because the router loads them in a thread beside the model's files; PyTorch's row is the floor of a worker with it.
+`--top` also lists the modules of each process that take longest by themselves (python -X importtime: wall time).
+Modules are compiled once before, as they are on every machine that has run Baton. The router's compiled loops have a
+row of their own, because the router loads them in a thread beside the model's files. `import torch alone` is the floor
+of a worker with the torch engine.
 """
 
 import argparse

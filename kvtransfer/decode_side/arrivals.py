@@ -14,7 +14,7 @@ class Arrivals:
         self.missing = len(self._seen)
 
     def mark(self, layer: int, first: int, count: int) -> bool:
-        """False: one of the blocks had been written before."""
+        """Returns False when one of the blocks had been written before."""
         begin = layer * self._num_blocks + first
         if self._seen.find(1, begin, begin + count) >= 0:
             return False

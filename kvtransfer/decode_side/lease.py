@@ -150,7 +150,7 @@ class LeaseTable:
 
 
 def _is_sound(lease: Lease) -> bool:
-    """Of a lease in the table."""
+    """Whether a lease in the table has the writers that its state allows."""
     ranks = list(lease.writers.values())
     if len(set(ranks)) < len(ranks) or not {*ranks, *lease.unbegun} <= set(lease.senders) or lease.unbegun & {*ranks}:
         return False

@@ -92,7 +92,7 @@ class Ledger:
             self._news.append(LayerArrived(transfer_id, layers.start, count, lease.writers[writer], len(layers)))
 
     def commit(self, message: Commit, writer: int, transport: str) -> bool:
-        """True: this writer's part is done. False: the transfer has failed. Raises ProtocolError for missing blocks."""
+        """Returns whether the transfer has not failed. Raises ProtocolError when blocks are missing."""
         transfer_id = message.transfer_id
         with self._lock:
             lease = self._table.written_by(transfer_id, writer, LeaseState.RECEIVING)
@@ -120,7 +120,7 @@ class Ledger:
             self._fail(transfer_id, reason, announce=False)
 
     def fail(self, transfer_id: str, reason: str) -> bool:
-        """False: unknown, or failed before."""
+        """Returns False when the transfer is unknown or failed before."""
         with self._lock:
             return self._fail(transfer_id, reason, announce=True)
 
@@ -148,7 +148,7 @@ class Ledger:
             self._drained(transfer_id, writer)
 
     def writer_lost(self, writer: int, reason: str) -> bool:
-        """The connection ended: its transfers fail. True: leases are quarantined until writer_silent()."""
+        """The connection ended: its transfers fail. Returns whether leases are quarantined until writer_silent()."""
         with self._lock:
             leases = self._table.of_writer(writer)
             for lease in leases:

@@ -193,7 +193,7 @@ class Receiver:
             connection.join(max(0.0, give_up_s - time.monotonic()))
 
     def _listen(self, host: str) -> tuple[TransferEndpoint, list[socket.socket]]:
-        """On the sockets that the offered transports need."""
+        """Listens on the sockets that the offered transports need."""
         unix_path = tcp_address = ""
         listeners = []
         needed = {transport.socket for transport in self._shared.offered}

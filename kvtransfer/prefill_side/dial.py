@@ -49,7 +49,7 @@ def dial(
 
 
 def _candidates(slab: EngineSlab, wanted: str, grant: Grant, tls: TlsMode) -> list[Transport]:
-    """One at least. Raises TransferError."""
+    """At least one transport. Raises TransferError."""
     memory, endpoint = slab.driver.kind, grant.endpoint
     if rows := possible(wanted, memory, endpoint, host_id(), tls):
         return rows
@@ -68,7 +68,7 @@ def _greet(
     grant: Grant,
     key: ClusterKey | None,
 ) -> Dialled:
-    """Proofs of the cluster key, Hello, Welcome."""
+    """Exchanges proofs of the cluster key, then Hello and Welcome."""
     timeout_s = config.connect_timeout_s
     make_writer, _ = transport.load()
     sock = secured(connect(transport.socket, grant.endpoint, timeout_s), key, dialing=True)

@@ -101,7 +101,7 @@ class Push:
             self.queue.enqueue(self, LayerBlocks(layer, first, tuple(source_blocks), ready))
 
     def commit(self, payload: bytes) -> None:
-        """After the last layer_ready()."""
+        """Ends the push. Call it after the last layer_ready()."""
         assert len(payload) <= MAX_PAYLOAD_BYTES
         self.queue.enqueue(self, wire.Commit(self.transfer_id, payload))
 
@@ -138,6 +138,6 @@ class Push:
         return structs.replace(commit, sent_us=micros(time.monotonic() - self.started_s), pushes=pushes)
 
     def end(self, transport: str, *, ok: bool, reason: str) -> None:
-        """The queue's, once: tells on_done."""
+        """Tells on_done. The queue calls it once."""
         kv_blocks = len(self.grant.block_ids) if ok else 0
         self.on_done(PushResult(ok, reason, transport, kv_blocks, self.kv_bytes, time.monotonic() - self.started_s))

@@ -108,7 +108,7 @@ class Sender:
             link.join(CLOSE_GRACE_S)
 
     def _retire_older(self, grant: Grant) -> None:
-        """Because the worker has restarted or slept, its earlier links take no more pushes."""
+        """Earlier links of the worker take no more pushes, because it has restarted or slept."""
         for peer in [peer for peer in self._links if peer[0] == grant.worker_id]:
             link = self._links.pop(peer)
             link.retire()

@@ -34,14 +34,14 @@ class AdoptedSlab:
 
     @property
     def buffer(self) -> memoryview:
-        """As `Slab.buffer`. Raises UnavailableError."""
+        """The bytes of the slab, like `Slab.buffer`. Raises UnavailableError."""
         if self.driver.kind != "host":
             raise UnavailableError("the KV slab lies in GPU memory, which has no bytes here")
         return np.asarray(self._memory.array).data[: self.layout.nbytes]
 
     @property
     def tensor(self) -> "torch.Tensor":
-        """As `Slab.tensor`, on rank 0's device."""
+        """The slab on rank 0's device, like `Slab.tensor`."""
         import torch
 
         array = self._memory.array if self.driver.kind == "cuda" else np.asarray(self._memory.array)
@@ -49,7 +49,7 @@ class AdoptedSlab:
         return values.view(self.layout.shape)
 
     def export(self) -> int:
-        """As `Slab.export`."""
+        """A file descriptor for peers, like `Slab.export`. Raises UnavailableError."""
         if self._fd is None:
             raise UnavailableError(f"the memory of {self._owner} is given back, so nobody can map it")
         return os.dup(self._fd)

@@ -92,7 +92,7 @@ class MappedIntake(BlockIntake):
 
 
 def _pidfd_of_peer(sock: socket.socket) -> int | None:
-    """None when the peer is in a process namespace that we cannot see, or gone; the token is proof enough then."""
+    """The peer's process; None when it is gone or in a namespace that we cannot see: then the token is proof enough."""
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     try:
         return os.pidfd_open(pid) if pid > 0 else None

@@ -39,7 +39,7 @@ class Channel(Generic[Incoming]):
         return message
 
     def receive_with_fds(self, max_fds: int) -> tuple[Incoming | None, list[int]]:
-        """As receive(), with the file descriptors that came along, which the caller closes."""
+        """The next message like receive(), and the file descriptors that came along, which the caller closes."""
         fds: list[int] = []
         if max_fds:
             head, fds, _, _ = socket.recv_fds(self.sock, PREFIX_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC)

@@ -46,7 +46,7 @@ M = TypeVar("M", bound=Versioned)
 
 
 def versioned(kind: type[M], name: str, major: int, *, json: bool = False) -> Callable[[bytes | bytearray], M]:
-    """As `decoder`, for a message that says its version; another major one is a VersionError. `name`: for it."""
+    """Like `decoder`, for a message that says its version. Another major one raises VersionError, with `name`."""
     decode = decoder(kind, json=json)
 
     def decode_message(data: bytes | bytearray) -> M:

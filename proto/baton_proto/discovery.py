@@ -47,7 +47,7 @@ class WorkerRecord(Struct, frozen=True):
 
 
 def prefill_pairs(start: int, end: int) -> int:
-    """Of a token and one before it: what attention computes for the tokens from `start` to `end` of a prompt."""
+    """Attention computes pairs of a token and an earlier one: how many for the tokens [start, end) of a prompt."""
     return (end * end - start * start) // 2
 
 

@@ -34,4 +34,4 @@ LEFT_OUT: Final = {
     pb.LEFT_OUT_REASON_TOO_SMALL: "takes {} tokens at most",
     pb.LEFT_OUT_REASON_NO_DECODE: "no decode worker could take the request",
 }
-"""With a place for the detail."""
+"""A sentence with a place for the detail."""
