@@ -109,8 +109,17 @@ class Ledger:
             if lease.state is LeaseState.READY:
                 kv_blocks = len(lease.block_ids)
                 kv_bytes = kv_blocks * self._layout.num_layers * self._layout.block_bytes
-                sent = (progress.payload, progress.transport, kv_blocks, kv_bytes, progress.sent_us, progress.pushes)
-                self._news.append(Committed(transfer_id, *sent))
+                self._news.append(
+                    Committed(
+                        transfer_id,
+                        progress.payload,
+                        progress.transport,
+                        kv_blocks,
+                        kv_bytes,
+                        progress.sent_us,
+                        progress.pushes,
+                    )
+                )
                 del self._progress[transfer_id]
             return True
 
