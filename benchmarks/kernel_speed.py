@@ -11,6 +11,7 @@ import itertools
 import statistics
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,8 @@ def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[De
     few = len(lengths) <= decode_kernel.FEW_ROWS
     sizes = np.array(lengths)
     pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
-    arrays = (pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count)
-    return DecodePlan(*(torch.from_numpy(array).to(DEVICE) for array in arrays), starts, tables), num_blocks
+    columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
+    return DecodePlan(**columns, table_start=starts, tables=tables), num_blocks
 
 
 def decode() -> list[Result]:

@@ -49,7 +49,7 @@ class DiskTier(Protocol):
 
     @property
     def max_writes(self) -> int:
-        """On their way, at most; 0 while the disk cannot be written."""
+        """The most writes that may be on their way; 0 while the disk cannot be written."""
         ...
 
     def write(self, slot: int, copy: int, block: DiskBlock) -> None:
@@ -61,7 +61,7 @@ class DiskTier(Protocol):
         ...
 
     def done(self) -> list[Done]:
-        """What has ended since the last call."""
+        """Returns the reads and writes that have ended since the last call."""
         ...
 
     def read_s(self, num_blocks: int) -> float:
@@ -73,16 +73,16 @@ class DiskTier(Protocol):
         ...
 
     def move(self, name: str) -> None:
-        """As `wipe`, and goes on in the folder of that name; where that fails, writes nothing any more."""
+        """Wipes, and goes on in the folder of that name; where that fails, writes nothing any more."""
         ...
 
     def close(self) -> None:
-        """Does what it was asked for, and ends."""
+        """Ends, after all reads and writes that were asked for."""
         ...
 
 
 class DiskCopies:
-    """Ids are those of the block table: host slots and copies as numbered by PrefixCache."""
+    """The books. Ids are block ids of PrefixCache: of host slots and of copies."""
 
     def __init__(self, copies: range) -> None:
         self.all = copies

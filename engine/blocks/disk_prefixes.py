@@ -17,7 +17,7 @@ RESERVE = 2  # of so many host slots, one can be had at once for a block of the 
 
 
 class DiskPrefixCache(PrefixCache):
-    """Without slots for copies it is a PrefixCache."""
+    """A PrefixCache whose blocks may have copies on the disk."""
 
     def write_behind(self, max_writes: int) -> None:
         """Begins to write the oldest blocks of host memory, and those above them that have no copy, until enough slots
@@ -49,7 +49,7 @@ class DiskPrefixCache(PrefixCache):
             self._write_youngest(max_writes)
 
     def _write_youngest(self, max_writes: int) -> bool:
-        """False: it lacks a slot."""
+        """Returns False when a slot is missing."""
         copies = self.copies
         queues = self._resting.youngest(self._now), self._lowered.youngest(self._now)
         for age, leaf in merge(*queues, key=itemgetter(0)):

@@ -61,7 +61,7 @@ class PrefixCache:
         return prefix[:num_here], prefix[num_here:]
 
     def insert(self, sequence: Sequence, first: int, kinds: bytes) -> int:
-        """See PrefixTable.insert."""
+        """Caches blocks as PrefixTable.insert() does, and announces them."""
         num_new = self.table.insert(sequence, first, kinds)
         if num_new:
             parent, run = sequence.sequence_hashes[first - 1] if first else None, slice(first, first + num_new)
@@ -162,8 +162,8 @@ class PrefixCache:
                     self.kept.reused(self.table.sequence_hashes[block])
 
     def retain(self, blocks: list[int], until_s: float) -> None:
-        """Until then, these cached blocks are given up after those that nobody asked to keep. blocks: a prefix, on the
-        device; a sequence references them. When too many are kept, only the first ones are."""
+        """Keeps these cached blocks until then: others are given up before them. blocks: a prefix, on the device, which
+        a sequence references. When too many blocks are kept, only the first ones of the prefix are."""
         for block in blocks:
             if not self.kept.add(self.table.sequence_hashes[block], self.table.kinds[block], until_s):
                 return
@@ -193,7 +193,7 @@ class PrefixCache:
             self._free_slots.append(slot)
 
     def _home(self, block: int) -> int:
-        """Of a block id: DEVICE, HOST or DISK."""
+        """The home of a block id: DEVICE, HOST or DISK."""
         return (block >= self.num_blocks) + (block >= self.first_copy)
 
     def _queue_of(self, block: int) -> "OrderedDict[int, int]":

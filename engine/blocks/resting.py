@@ -59,7 +59,7 @@ class Resting:
         return ((age, block) for age, _, block in merge(*queues, key=itemgetter(0, 1)))
 
     def add(self, kind: int, block: int, at: int) -> None:
-        """At its place, which is the last one but for blocks that were kept for some time and begin to age here."""
+        """Adds a block at its place. That is the last one, except for blocks that were kept and begin to age here."""
         queue, later = self.by_kind[kind], []
         while queue and next(reversed(queue.values())) > at:
             later.append(queue.popitem())

@@ -227,9 +227,9 @@ class TierTraffic:
             self._disk.wake = wake
 
     def flush(self) -> bool:
-        """For a worker that ends: from now on, prefixes in memory are written to the disk, those that would be given up
-        last first; those of the device pass through host memory, and stay where they are. Returns whether any are being
-        written."""
+        """Writes prefixes in memory to the disk from now on, because the worker ends. Those that would be given up last
+        come first; those of the device pass through host memory, and stay where they are. Returns whether any are
+        being written."""
         if self._disk is None:
             return False
         self._is_flushing = True
@@ -245,7 +245,7 @@ class TierTraffic:
             self._disk.wipe()
 
     def move_disk(self, name: str) -> None:
-        """After clear(): the disk tier goes on under another name, see engine/tiers/disk_kv.py."""
+        """Lets the disk tier go on under another name, after clear(); see engine/tiers/disk_kv.py."""
         if self._disk is not None:
             self._disk.move(name)
 

@@ -52,7 +52,7 @@ class Engine:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock`: returns seconds; steps are measured by it."""
+        """clock: returns seconds; it times the steps."""
         self.runner = runner
         self.block_manager = block_manager
         self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
@@ -97,7 +97,7 @@ class Engine:
         return not sequence.block_table and self.scheduler.follows(sequence, leaders)
 
     def forgo(self, sequence: Sequence) -> None:
-        """Nobody asks again for a sequence that could not be reserved."""
+        """The caller gives up a sequence that could not be reserved."""
         if sequence.status is SequenceStatus.REMOTE:  # it has blocks, which are being copied
             self.release(sequence)
         else:
@@ -352,7 +352,7 @@ class Engine:
         return bool(self._in_flight) or self.scheduler.has_work or self.block_manager.cache.has_events
 
     def load(self) -> WorkerLoad:
-        """All but the leases and the last event id, which the worker fills in."""
+        """Returns the report without leases and last event id, which the worker fills in."""
         queued_tokens, queued_pairs = self.scheduler.queued_prefill
         manager, cache = self.block_manager, self.block_manager.cache
         return WorkerLoad(

@@ -102,7 +102,8 @@ class Turns(NamedTuple):
 
 
 def turns(prompts: Sequence[Due], step_s: float) -> Turns:
-    """Who is in danger and who is late. step_s: how long a full step takes; a prompt is complete when its step ends."""
+    """Returns who is in danger and who is late. step_s: the time of a full step; a prompt is complete when its step
+    ends."""
     dated = sorted((i for i, prompt in enumerate(prompts) if prompt.due_s < inf), key=lambda i: prompts[i].due_s)
     all_s = sum(prompts[i].left_s for i in dated)
     in_time: list[int] = []
@@ -123,7 +124,7 @@ def turns(prompts: Sequence[Due], step_s: float) -> Turns:
 
 
 def share_by_turns(budget: int, left: Sequence[int], order: Turns) -> list[int]:
-    """As `share_out`, where some prompts are in danger or late."""
+    """Shares a step out like share_out(), where some prompts are in danger or late."""
     shares = [0] * len(left)
     first, late = order
 

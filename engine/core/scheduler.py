@@ -150,8 +150,8 @@ class Scheduler:
             self.block_manager.free(sequence)
 
     def look_ahead(self, now_s: float, took: TimedSteps) -> None:
-        """Before `schedule`: which first tokens would be late. now_s: on the clock of Sequence.due_s. took: how long
-        steps have taken."""
+        """Finds which first tokens would be late; called before schedule(). now_s: on the clock of Sequence.due_s.
+        took: the times of former steps."""
         if self._has_dated:
             self._dated = self._turns(now_s, took)
 
@@ -296,7 +296,7 @@ class Scheduler:
                 return
 
     def _leaders(self) -> list[Sequence]:
-        """Whose KV is being computed here, so that others may follow them."""
+        """Returns the sequences whose KV is being computed here, which others may follow."""
         return [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
 
     def _turns(self, now_s: float, took: TimedSteps) -> _Dated:
@@ -318,7 +318,7 @@ class Scheduler:
             coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size, due)
             dues.append(due)
         order = turns(dues, step_s)
-        return _Dated(*([dated[i] for i in part] for part in order))
+        return _Dated([dated[i] for i in order.first], [dated[i] for i in order.late])
 
     def _span(self, sequence: Sequence, coming: ComingBlocks, *, is_near: bool) -> tuple[int, int]:
         """Which tokens of its prompt a sequence has still to compute, [start, end), after those that are due sooner."""
@@ -334,7 +334,7 @@ class Scheduler:
         return max(at_hand, coming.start(hashes, at_hand // size, end) * size), sequence.num_tokens
 
     def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
-        """Starts those that would be late if others had this step. They join `prompts`, which stays in order."""
+        """Starts sequences that would be late if others had this step. They join `prompts`, which stays in order."""
         late = set(self._dated.late)
         leaders = [one for one in self._leaders() if one not in late]
         for sequence in self._dated.first:
@@ -362,8 +362,8 @@ class Scheduler:
 
     def _share(self, budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
         """How many tokens each of some prompts of equal priority gets, in order."""
-        order = Turns(*([prompts.index(one) for one in part if one in prompts] for part in self._dated))
-        shares = share_by_turns(budget, list(map(_left, prompts)), order)
+        first, late = ([prompts.index(one) for one in part if one in prompts] for part in self._dated)
+        shares = share_by_turns(budget, list(map(_left, prompts)), Turns(first, late))
         return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)
 
     def _has_turn(self, sequence: Sequence, before: list[Sequence], budget: int) -> bool:

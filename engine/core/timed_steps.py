@@ -12,9 +12,10 @@ DECAY = 0.9  # of what prompts took, with each step
 PAIR_TOKENS = 6e-5  # what attention to one token costs, as part of computing one: of an 8B model, see StepTimes
 
 
-def work_of(batch: Batch) -> tuple[int, float, int, int]:
-    """A TimedStep without its time: prompt tokens, their pairs, sequences that decode, tokens of their context."""
-    return *prompt_work_of(batch), len(batch.decode), sum([item.end for item in batch.decode])
+def timed_step(batch: Batch, step_ms: float) -> TimedStep:
+    """What the batch computes, and how long that took."""
+    tokens, pairs = prompt_work_of(batch)
+    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), step_ms)
 
 
 def prompt_work_of(batch: Batch) -> tuple[int, float]:
@@ -33,12 +34,13 @@ class TimedSteps:
         self._last_ms = 0.0
 
     def add(self, batch: Batch, step_ms: float) -> None:
-        self.note(*prompt_work_of(batch), len(batch.decode), step_ms)
+        tokens, pairs = prompt_work_of(batch)
+        self.note(tokens, pairs, len(batch.decode), step_ms)
         if len(self._steps) < KEPT:
-            self._steps.append(TimedStep(*work_of(batch), step_ms))
+            self._steps.append(timed_step(batch, step_ms))
 
     def note(self, num_tokens: int, num_pairs: float, num_decodes: int, step_ms: float) -> None:
-        """A step has taken so long."""
+        """Takes the time of a step."""
         self._last_ms = step_ms
         if num_tokens > num_decodes:
             self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
@@ -50,7 +52,7 @@ class TimedSteps:
         return num_tokens * self._prompt_ms / self._prompt_tokens / 1e3 if self._prompt_tokens else inf
 
     def attentive_s(self, num_tokens: int, num_pairs: float) -> float:
-        """The same with the attention of just these tokens."""
+        """Like prompt_s(), with the attention of just these tokens."""
         if not self._prompt_tokens:
             return inf
         work = self._prompt_tokens + PAIR_TOKENS * self._prompt_pairs
@@ -61,6 +63,6 @@ class TimedSteps:
         return self._last_ms / 1e3
 
     def take(self) -> list[TimedStep]:
-        """Those that were kept since the last call."""
+        """Returns the steps that were kept since the last call."""
         steps, self._steps = self._steps, []
         return steps

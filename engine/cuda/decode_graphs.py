@@ -38,5 +38,5 @@ class DecodeGraphs:
         return self.sizes[index] if index < len(self.sizes) else None
 
     def replay(self, size: int) -> None:
-        """In stream order."""
+        """Replays a graph, in stream order."""
         self._graphs[size]()

@@ -7,7 +7,7 @@ import torch
 
 
 class GraphRecorder:
-    """All graphs share the pool. Invariant: graphs run one after the other."""
+    """Records graphs that share one memory pool. Invariant: graphs run one after the other."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -60,7 +60,7 @@ class PromptGraphs:
         return self._mixed[:num_tokens]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        """As the model's `forward`, for a number of tokens that `has_room` allows. The next call overwrites the
+        """Computes the model's `forward` for a number of tokens that `has_room` allows. The next call overwrites the
         result."""
         model, num_tokens = self._model, len(token_ids)
         hidden, qkv = self._hidden[:num_tokens], self._qkv[:num_tokens]

@@ -15,9 +15,8 @@ from runtime.device.quick_launch import NotedLaunches
 
 
 def layer_addresses(model: Llama, slab: Tensor) -> list[dict[int, int]]:
-    """By layer, what its attention reads or writes that is not another layer's, the cache and the norms if any: the
-    address that the first layer has for it -> its own. Empty when kernels of one layer are not compiled for another's
-    alignment."""
+    """Maps, for each layer, the first layer's addresses of cache and norms to the layer's own. Empty when kernels of
+    one layer are not compiled for another's alignment."""
     addresses = []
     for layer in model.layers:
         norms = [] if layer.head_norms is None else [layer.head_norms.query, layer.head_norms.key]

@@ -24,10 +24,9 @@ from engine.sequences.sequence import PENDING, Sequence
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
 _SAMPLE_STEP = 8
-# The buffer's fields that DecodePlan and PrefillPlan take, in their order.
+# Fields of the buffer that DecodePlan and PrefillPlan have, too.
 _PIECE_FIELDS = ("program_first", "piece_row", "piece_start", "piece_end", "first_piece", "num_pieces")
-_DECODE_FIELDS = (*_PIECE_FIELDS, "decode_table")
-_PREFILL_FIELDS = ("tile_chunk", "tile_start", "query_start", "context", "length", "prefill_table")
+_CHUNK_FIELDS = ("tile_chunk", "tile_start", "query_start", "context", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,12 @@ class StepBuffer:
             temperatures=at("temperatures").view(torch.float32),
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
-            decode=DecodePlan(*[*map(at, _DECODE_FIELDS), flat]),
-            prefill=PrefillPlan(*[*map(at, _PREFILL_FIELDS), flat]),
+            decode=DecodePlan(
+                **{name: at(name) for name in _PIECE_FIELDS}, table_start=at("decode_table"), tables=flat
+            ),
+            prefill=PrefillPlan(
+                **{name: at(name) for name in _CHUNK_FIELDS}, table_start=at("prefill_table"), tables=flat
+            ),
             chunk_ends=at("end"),
             cumulative_lengths=at("query_start"),
             page_table=at("page_table").view(shape.chunks, shape.pages),
@@ -194,9 +197,9 @@ class StepBuffer:
         num_chunks = len(batch.prefill)
         if batch.decode:
             pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
-            planned = pieces.program_first, pieces.row, pieces.start, pieces.end, pieces.first, pieces.count
-            for name, values in zip(_DECODE_FIELDS, (*planned, first_blocks[num_chunks:]), strict=True):
-                put(name, values)
+            for name in _PIECE_FIELDS:
+                put(name, getattr(pieces, name))
+            put("decode_table", first_blocks[num_chunks:])
         if batch.prefill:
             lengths = counts[:num_chunks]
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)

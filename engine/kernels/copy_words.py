@@ -14,8 +14,8 @@ _BLOCK = 1024
 
 
 def copy_words(source: Tensor, target: Tensor) -> None:
-    """Both int32 [count], on the device or pinned. The target holds the words once the current stream's work so far has
-    ended."""
+    """Copies int32 [count] between device and pinned memory. The target holds the words once the current stream's work
+    so far has ended."""
     count = len(source)
     _copy[(triton.cdiv(count, _BLOCK),)](source, target, count, BLOCK=_BLOCK, num_warps=4)
 

@@ -10,6 +10,7 @@ merges its pieces.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +35,20 @@ _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """int32 arrays. Program p works on pieces [program_first[p], program_first[p + 1]); row r consists of `count[r]`
-    pieces from `first[r]` on."""
+    """int32 arrays. Program p works on pieces [program_first[p], program_first[p + 1]); row r consists of
+    `num_pieces[r]` pieces from `first_piece[r]` on."""
 
     program_first: np.ndarray  # [programs + 1]
-    row: np.ndarray  # [pieces]
-    start: np.ndarray  # [pieces], first token
-    end: np.ndarray  # [pieces]
-    first: np.ndarray  # [rows]
-    count: np.ndarray  # [rows]
+    piece_row: np.ndarray  # [pieces]
+    piece_start: np.ndarray  # [pieces], first token
+    piece_end: np.ndarray  # [pieces]
+    first_piece: np.ndarray  # [rows]
+    num_pieces: np.ndarray  # [rows]
+
+    @classmethod
+    def of(cls, **arrays: np.ndarray) -> "Pieces":
+        """Makes each array int32."""
+        return cls(**{name: array.astype(np.int32) for name, array in arrays.items()})
 
 
 def num_programs(rows: int, at_once: int) -> int:
@@ -67,15 +73,14 @@ def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
     stop = np.append(begin[1:], total)
     row = np.searchsorted(row_first, begin, side="right") - 1
     count = np.bincount(row, minlength=len(lengths))
-    arrays = (
-        np.searchsorted(begin, np.arange(programs + 1) * share),
-        row,
-        (begin - row_first[row]) * TILE,
-        np.minimum((stop - row_first[row]) * TILE, lengths[row]),
-        np.cumsum(count) - count,
-        count,
+    return Pieces.of(
+        program_first=np.searchsorted(begin, np.arange(programs + 1) * share),
+        piece_row=row,
+        piece_start=(begin - row_first[row]) * TILE,
+        piece_end=np.minimum((stop - row_first[row]) * TILE, lengths[row]),
+        first_piece=np.cumsum(count) - count,
+        num_pieces=count,
     )
-    return Pieces(*(array.astype(np.int32) for array in arrays))
 
 
 def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
@@ -91,15 +96,14 @@ def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
     first[order] = np.cumsum(count[order]) - count[order]
     row = np.repeat(order, count[order])
     start = (np.arange(len(row)) - first[row]) * size[row]
-    arrays = (
-        np.minimum(np.arange(programs + 1), len(row)),
-        row,
-        start,
-        np.minimum(start + size[row], lengths[row]),
-        first,
-        count,
+    return Pieces.of(
+        program_first=np.minimum(np.arange(programs + 1), len(row)),
+        piece_row=row,
+        piece_start=start,
+        piece_end=np.minimum(start + size[row], lengths[row]),
+        first_piece=first,
+        num_pieces=count,
     )
-    return Pieces(*(array.astype(np.int32) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +156,14 @@ def decode_attention(
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
-    if rotation is not None:
+    unused = plan.tables
+    rotate = rotation is not None
+    if rotation is None:
+        rotation = Rotation(unused, unused, unused, None, None, 0.0)
+    else:
         heads -= 2 * kv_heads
-    group = heads // kv_heads
-    padded_group = triton.next_power_of_2(group)
     if out is None:
         out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
-    wide = queries.dtype == torch.float32
-    overlap = dependent_launch(queries)
-    unused = plan.tables
     _decode[(kv_heads, len(plan.program_first) - 1)](
         queries,
         layer_cache,
@@ -176,31 +179,39 @@ def decode_attention(
         plan.num_pieces,
         plan.table_start,
         plan.tables,
-        unused if rotation is None else rotation.slots,
-        unused if rotation is None else rotation.positions,
-        unused if rotation is None else rotation.table,
-        unused if rotation is None or rotation.query_norm is None else rotation.query_norm,
-        unused if rotation is None or rotation.key_norm is None else rotation.key_norm,
-        0.0 if rotation is None else rotation.eps,
+        rotation.slots,
+        rotation.positions,
+        rotation.table,
+        unused if rotation.query_norm is None else rotation.query_norm,
+        unused if rotation.key_norm is None else rotation.key_norm,
+        rotation.eps,
         queries.stride(0),
         math.log2(math.e) / head_dim**0.5,
         KV_HEADS=kv_heads,
-        GROUP=group,
-        PADDED_GROUP=padded_group,
-        ROWS=max(_MIN_ROWS, padded_group),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=TILE,
-        PIECES_AT_ONCE=max(1, _PARTS_AT_ONCE // padded_group),
-        ROTATE=rotation is not None,
-        NORMS=rotation is not None and rotation.query_norm is not None,
-        PRECISION="ieee" if wide else "tf32",
-        OVERLAP=overlap,
+        ROTATE=rotate,
+        NORMS=rotation.query_norm is not None,
         num_warps=NUM_WARPS,
-        num_stages=1 if wide else NUM_STAGES,
-        launch_pdl=overlap,
+        **_options(queries, heads // kv_heads),
     )
     return out
+
+
+def _options(queries: Tensor, group: int) -> dict[str, Any]:
+    """Constants of the kernel that follow from the queries. group: query heads of a KV head."""
+    padded, wide, overlap = triton.next_power_of_2(group), queries.dtype == torch.float32, dependent_launch(queries)
+    return {
+        "GROUP": group,
+        "PADDED_GROUP": padded,
+        "ROWS": max(_MIN_ROWS, padded),
+        "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded),
+        "PRECISION": "ieee" if wide else "tf32",
+        "num_stages": 1 if wide else NUM_STAGES,
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
+    }
 
 
 @QuickLaunch

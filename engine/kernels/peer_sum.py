@@ -11,6 +11,8 @@ ended the sum before, whose memory may be written again. Every rank adds in the 
 bits.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -58,7 +60,6 @@ def add_peer_sum(
     MAX_PROGRAMS rows, which is sent with flags in it to words at `offset`, with room for parts of `part_bytes` bytes.
     Invariant: every rank launches the same sums in the same order.
     """
-    rows, size = hidden.shape
     normed = None if norm is None else torch.empty_like(hidden)
     overlap = dependent_launch(hidden)
     memory = (hidden if normed is None else normed, hidden if norm is None else norm, segments, epochs)
@@ -69,27 +70,53 @@ def add_peer_sum(
         "OVERLAP": overlap,
         "launch_pdl": overlap,
     }
-    if part is not None:
-        values_per_word = 4 // hidden.element_size()
-        words = size // values_per_word
-        block = triton.next_power_of_2(words)
-        _add_flagged_sum[(rows,)](
-            hidden,
-            part,
-            *memory,
-            offset // _WORD_BYTES,
-            part_bytes * 2 // _WORD_BYTES,
-            eps,
-            max_turns,
-            WORDS=words,
-            BLOCK=block,
-            HALVES=values_per_word,
-            num_warps=min(8, max(1, block // 128)),
-            **options,
-        )
-        return normed
+    if part is None:
+        _launch_peer_sum(hidden, memory, offset, eps, max_turns, options)
+    else:
+        _launch_flagged_sum(hidden, part, memory, offset, part_bytes, eps, max_turns, options)
+    return normed
+
+
+def _launch_flagged_sum(
+    hidden: Tensor,
+    part: Tensor,
+    memory: tuple[Tensor, Tensor, Tensor, Tensor],
+    offset: int,
+    part_bytes: int,
+    eps: float,
+    max_turns: int,
+    options: dict[str, Any],
+) -> None:
+    rows, size = hidden.shape
+    values_per_word = 4 // hidden.element_size()
+    words = size // values_per_word
+    block = triton.next_power_of_2(words)
+    _add_flagged_sum[(rows,)](
+        hidden,
+        part,
+        *memory,
+        offset // _WORD_BYTES,
+        part_bytes * 2 // _WORD_BYTES,
+        eps,
+        max_turns,
+        WORDS=words,
+        BLOCK=block,
+        HALVES=values_per_word,
+        num_warps=min(8, max(1, block // 128)),
+        **options,
+    )
+
+
+def _launch_peer_sum(
+    hidden: Tensor,
+    memory: tuple[Tensor, Tensor, Tensor, Tensor],
+    offset: int,
+    eps: float,
+    max_turns: int,
+    options: dict[str, Any],
+) -> None:
     total = hidden.numel()
-    size = _FLAT if norm is None else size
+    size = hidden.shape[1] if options["NORM"] else _FLAT
     block = triton.next_power_of_2(size)
     rows = triton.next_power_of_2(triton.cdiv(triton.cdiv(total, size), MAX_PROGRAMS))
     _add_peer_sum[(triton.cdiv(total, size * rows),)](
@@ -105,7 +132,6 @@ def add_peer_sum(
         num_warps=4 if rows * block <= 2048 else 8,
         **options,
     )
-    return normed
 
 
 @triton.jit(do_not_specialize=["max_turns"])

@@ -81,24 +81,25 @@ def sample(
         num_warps=8,
         launch_pdl=overlap,
     )
-    ranks = 1
-    if split is not None:
-        best = split.gather(best)
-        ranks = len(best)
+    parts = best[None] if split is None else split.gather(best)
+    vocab = here if split is None else split.vocab
+    _take_best(parts, out, chosen, rows, chunks, VOCAB=vocab, MASKED=masked is not None, OVERLAP=overlap)
+
+
+def _take_best(parts: Tensor, out: Tensor, chosen: Tensor, rows: int, chunks: int, **options: int) -> None:
+    """parts: [ranks, values and indices of the chunks' best tokens]."""
     _best_of_row[(rows,)](
-        best.view(torch.float32),
-        best,
+        parts.view(torch.float32),
+        parts,
         out,
         chosen,
         rows * chunks,
-        VOCAB=here if split is None else split.vocab,
         CHUNKS=chunks,
-        MASKED=masked is not None,
-        RANKS=ranks,
-        PADDED=triton.next_power_of_2(ranks * chunks),
-        OVERLAP=overlap,
+        RANKS=len(parts),
+        PADDED=triton.next_power_of_2(len(parts) * chunks),
         num_warps=1,
-        launch_pdl=overlap,
+        launch_pdl=options["OVERLAP"],
+        **options,
     )
 
 

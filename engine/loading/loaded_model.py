@@ -32,7 +32,7 @@ class RankRunner(Runner, Protocol):
     tell: Callable[[Any], object] | None  # on rank 0 of several: called with each step, or part of it, before it begins
 
     def follow(self, step: Any, layer_done: LayerDone | None) -> None:
-        """On the other ranks: takes part in a step that rank 0 has told."""
+        """Takes part in a step that rank 0 has told; called on the other ranks."""
         ...
 
     def close(self) -> None:

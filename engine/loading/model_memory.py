@@ -124,7 +124,7 @@ class ModelMemory:
         return checkpoint
 
     def read(self, checkpoint: "Checkpoint") -> None:
-        """As `update`, with the values of a checkpoint that fits. Weights that sleep are read when they wake."""
+        """Replaces all weights by those of a checkpoint that fits. Weights that sleep are read when they wake."""
         assert self._source is not None
         if WEIGHTS in self._asleep and self._weights is not None:
             self._source.adopt(checkpoint)
@@ -134,7 +134,7 @@ class ModelMemory:
         self._await_copies()
 
     def replace(self, name: str, tensor: "torch.Tensor") -> None:
-        """As `update`, of one tensor that fits."""
+        """Replaces one tensor, which fits, in an update."""
         self._updatable().replace(name, tensor)
 
     def end_update(self) -> None:
@@ -149,7 +149,7 @@ class ModelMemory:
         return self._source
 
     def _wake_weights(self) -> None:
-        """On a GPU the copy is under way when this returns."""
+        """Puts the weights back. On a GPU the copy is under way when this returns."""
         if self._weights is None or self._source is None:
             return
         if not self._weights.is_mapped:  # mapped already when an earlier reload failed
@@ -168,7 +168,7 @@ class ModelMemory:
 
 
 def _beside(memory: "torch.Tensor") -> "AbstractContextManager[object]":
-    """On a GPU: a stream of its own, because zeroing the slab must not wait for the copy."""
+    """On a GPU a stream of its own, because zeroing the slab must not wait for the copy."""
     import torch
 
     if not memory.is_cuda:

@@ -83,7 +83,7 @@ class StepAttention:
         return mixed
 
     def begin(self, layer: int) -> None:
-        """Before anything of the layer runs."""
+        """Lets the layer come after its moves; called before anything of it runs."""
         for move in self.moves:
             move.before(layer)
 
@@ -95,6 +95,6 @@ class StepAttention:
             self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])
 
     def tell(self, layer: int) -> None:
-        """The layer's KV is written."""
+        """Tells that the layer's KV is written."""
         if self.layer_done is not None:
             self.layer_done(layer)

@@ -67,7 +67,7 @@ class MappedFile:
             return False
 
     def content_hash(self) -> str:
-        """Of all bytes, header and data; 0.1 s per GB. Other threads run meanwhile."""
+        """The hash of all bytes, header and data; 0.1 s per GB. Other threads run meanwhile."""
         return xxhash.xxh3_128_hexdigest(self.data.numpy().data)
 
 

@@ -87,7 +87,7 @@ class TensorSource:
         """An update with all tensors of a checkpoint that fits. Raises ModelError when its files change meanwhile."""
 
     def adopt(self, checkpoint: Checkpoint) -> None:
-        """From now on these are the values: reload() puts them into the tensors."""
+        """Makes the checkpoint's values those that reload() puts into the tensors."""
 
 
 class Weights(TensorSource):

@@ -36,7 +36,7 @@ class PeerPush:
         self._max_turns = FOREVER
 
     def begin_sum(self, part: Tensor) -> OnItsWay:
-        """As `Collective.begin_sum`, which takes parts that are too large for a slot."""
+        """Begins a sum like Collective.begin_sum(), which takes parts that are too large for a slot."""
         if part.nbytes > self._own.slot_bytes:
             return self._collective.begin_sum(part)
         slot, number = next(self._turns), next(self._numbers)

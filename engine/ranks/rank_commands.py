@@ -88,14 +88,14 @@ class OpenTier(msgspec.Struct, frozen=True, tag="open_tier", array_like=True):
 
 
 class StoreKv(msgspec.Struct, frozen=True, tag="store_kv", array_like=True):
-    """`LowerTier.store` on every rank."""
+    """Calls `LowerTier.store` on every rank."""
 
     blocks: list[int]
     slots: list[int]
 
 
 class LoadKv(msgspec.Struct, frozen=True, tag="load_kv", array_like=True):
-    """`LowerTier.load` on every rank."""
+    """Calls `LowerTier.load` on every rank."""
 
     slots: list[int]
     blocks: list[int]
@@ -109,7 +109,7 @@ class OpenDisk(msgspec.Struct, frozen=True, tag="open_disk", array_like=True):
 
 
 class WriteCopy(msgspec.Struct, frozen=True, tag="write_copy", array_like=True):
-    """`DiskTier.write` on every rank, which answers with one CopyEnded (engine/ranks/rank_reports.py)."""
+    """Calls `DiskTier.write` on every rank, which answers with one CopyEnded (engine/ranks/rank_reports.py)."""
 
     slot: int
     copy: int
@@ -117,7 +117,7 @@ class WriteCopy(msgspec.Struct, frozen=True, tag="write_copy", array_like=True):
 
 
 class ReadCopy(msgspec.Struct, frozen=True, tag="read_copy", array_like=True):
-    """`DiskTier.read` on every rank, which answers with one CopyEnded."""
+    """Calls `DiskTier.read` on every rank, which answers with one CopyEnded."""
 
     copy: int
     slot: int
@@ -125,17 +125,17 @@ class ReadCopy(msgspec.Struct, frozen=True, tag="read_copy", array_like=True):
 
 
 class WipeDisk(msgspec.Struct, frozen=True, tag="wipe_disk", array_like=True):
-    """`DiskTier.wipe` on every rank."""
+    """Calls `DiskTier.wipe` on every rank."""
 
 
 class MoveDisk(msgspec.Struct, frozen=True, tag="move_disk", array_like=True):
-    """`DiskTier.move` on every rank. Rank 0 renames the folder of all."""
+    """Calls `DiskTier.move` on every rank. Rank 0 renames the folder of all."""
 
     name: str
 
 
 class CloseDisk(msgspec.Struct, frozen=True, tag="close_disk", array_like=True):
-    """What was written is on the disk when this command is done."""
+    """Closes the disk: what was written is there when this command is done."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
@@ -156,7 +156,7 @@ class TakeTensor(msgspec.Struct, frozen=True, tag="take_tensor", array_like=True
 
 
 class EndUpdate(msgspec.Struct, frozen=True, tag="end_update", array_like=True):
-    """All tensors were taken."""
+    """Ends an update: all tensors were taken."""
 
 
 class ReadWeights(msgspec.Struct, frozen=True, tag="read_weights", array_like=True):

@@ -82,7 +82,7 @@ class RankPushes:
         self._layer_done = sender.ship(pieces) if pieces else None
 
     def _push(self, transfer_id: str) -> Push | None:
-        """None when the push has ended."""
+        """The push; None when it has ended."""
         with self._lock:
             return self._open.get(transfer_id)
 

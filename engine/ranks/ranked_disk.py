@@ -88,7 +88,7 @@ class RankedDisk:
         return [done for one in (*self._own.done(), *others) if (done := self._taken(one))]
 
     def _taken(self, one: Done) -> Done | None:
-        """The end of a read or write, if it goes on nowhere any more."""
+        """Returns the end of a read or write, if it goes on nowhere any more."""
         copy = one.copy
         if not one.ok:
             self._failed.add(copy)
@@ -117,7 +117,7 @@ class RankedDisk:
             self._ranks.wait_done(told, 2 * STOP_TIMEOUT_S)
 
     def _ended(self, done: Done) -> None:
-        """The reader's thread of the ranks."""
+        """Takes the end on another rank, on the thread that reads the reports."""
         self._others.append(done)
         self.wake()
 
@@ -166,7 +166,7 @@ class RankDisk:
                 disk.close()
 
     def _report(self) -> None:
-        """The threads of the disk."""
+        """Reports what has ended, on a thread of the disk."""
         with self._reporting:
             done = self._disk.done() if self._disk is not None else []
         for one in done:

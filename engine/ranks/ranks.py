@@ -140,12 +140,12 @@ class Ranks:
         return fd
 
     def loaded(self) -> None:
-        """From now on a command that takes longer than HANG_LIMIT_S counts as a hang."""
+        """Counts a command that takes longer than HANG_LIMIT_S as a hang from now on."""
         self._hang_limit_s = HANG_LIMIT_S
 
     def dead(self, timeout_s: float = 1.0) -> RankLostError | None:
-        """The loss of a rank that has ended, or ends within the time: its partners notice a moment before. None when no
-        rank does, at once after `close`."""
+        """Returns the loss of a rank that has ended, or ends within the time: its partners notice a moment before. None
+        when no rank does, at once after `close`."""
         poll = select.poll()
         for descriptor in (self._closing, *(process.pidfd for process in self._processes)):
             poll.register(descriptor, select.POLLIN)

@@ -166,7 +166,8 @@ class TensorParallelModel:
         return self.own.problem
 
     def update(self, tensors: Tensors) -> None:
-        """See ModelMemory. Every rank gets each tensor whole and keeps its part. Raises RankLostError."""
+        """Updates all ranks, see ModelMemory.update(): each gets every tensor whole and keeps its part. Raises
+        RankLostError."""
         try:
             self.own.memory.update(tensors, self._share)
             self.ranks.wait_done(self.ranks.tell(EndUpdate()), MEMORY_TIMEOUT_S)
@@ -174,7 +175,7 @@ class TensorParallelModel:
             raise self.ranks.dead() or error from error
 
     def opened(self, folder: Path) -> Checkpoint:
-        """See ModelMemory. Rank 0 checks whole tensors, hence for all ranks."""
+        """Returns what ModelMemory.opened() does. Rank 0 checks whole tensors, hence for all ranks."""
         return self.own.opened(folder)
 
     def read(self, checkpoint: Checkpoint) -> None:

@@ -52,5 +52,5 @@ def is_auto(kv_memory: str) -> bool:
 
 
 def dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
-    """Of weights and KV. `published`: the checkpoint's."""
+    """The dtype of weights and KV. published: the checkpoint's."""
     return served_dtype(published, config.dtype, on_gpu=device.type != "cpu")

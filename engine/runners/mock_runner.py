@@ -10,7 +10,7 @@ from collections.abc import Sequence as Run
 import numpy as np
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.timed_steps import work_of
+from engine.core.timed_steps import timed_step
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.sequences.sequence import Sequence, TokenScores
 from runtime.config.serving import MockConfig
@@ -22,7 +22,9 @@ LOGPROB = -1.0  # of every token: there are no probabilities
 
 def step_ms(batch: Batch, config: MockConfig) -> float:
     """The duration of a batch by the formulas of MockConfig, `speed_up` included."""
-    return config.step_ms(*work_of(batch)) / config.speed_up
+    work = timed_step(batch, 0.0)
+    ms = config.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens)
+    return ms / config.speed_up
 
 
 class MockRunner:
@@ -74,7 +76,7 @@ class MockRunner:
 
 
 def _scores(item: ScheduledSequence, positions: range) -> TokenScores:
-    """As if every token of a prompt were the best one."""
+    """Scores every token of a prompt as the best one."""
     tokens = np.array(item.sequence.token_ids[positions.start + 1 : positions.stop + 1], dtype=np.uint32)
     logprobs = np.full(len(tokens), LOGPROB, dtype=np.float32)
     num_top = min(1, item.sequence.sampling.prompt_logprobs or 0)

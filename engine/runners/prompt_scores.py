@@ -37,7 +37,7 @@ class ScoresOnTheWay:
 
 
 def scored_rows(batch: Batch) -> list[StepRows]:
-    """Of the items of `batch.scored`, in order."""
+    """The rows of each item of `batch.scored`, in order."""
     if not batch.scored:
         return []
     rows, begin = {}, 0
@@ -48,8 +48,8 @@ def scored_rows(batch: Batch) -> list[StepRows]:
 
 
 def score(hidden: Tensor, batch: Batch, logits_of: LogitsOf) -> list[ScoresOnTheWay]:
-    """`hidden`: of the whole step. One per item of `batch.scored`, valid when all work of the current stream is
-    done."""
+    """Scores each item of `batch.scored`. hidden: of the whole step. The results are valid when all work of the current
+    stream is done."""
     found = []
     for (first, end), (item, at) in zip(scored_rows(batch), batch.scored, strict=True):
         sequence = item.sequence
@@ -57,7 +57,8 @@ def score(hidden: Tensor, batch: Batch, logits_of: LogitsOf) -> list[ScoresOnThe
         num_top = sequence.sampling.prompt_logprobs or 0
         logits = logits_in_parts(hidden, [(first, end)], logits_of)
         parts = [_scored(rows, tokens, num_top) for rows, tokens in zip(logits, _parts(targets), strict=True)]
-        found.append(ScoresOnTheWay(*(_to_host(torch.cat(column)) for column in zip(*parts, strict=True))))
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        found.append(ScoresOnTheWay(**{name: _to_host(column) for name, column in columns.items()}))
     return found
 
 
@@ -71,15 +72,17 @@ def _parts(rows: Tensor) -> tuple[Tensor, ...]:
     return torch.split(rows, ROWS_AT_ONCE)
 
 
-def _scored(logits: Tensor, targets: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _scored(logits: Tensor, targets: Tensor, num_top: int) -> dict[str, Tensor]:
+    """The columns of ScoresOnTheWay."""
     raw = logits.float().log_softmax(dim=-1)
     chosen = raw.gather(1, targets[:, None])
     best = raw.topk(num_top, dim=-1)
-    return chosen[:, 0], (raw > chosen).sum(dim=-1) + 1, best.indices, best.values
+    ranks = (raw > chosen).sum(dim=-1) + 1
+    return {"logprobs": chosen[:, 0], "ranks": ranks, "top_ids": best.indices, "top_logprobs": best.values}
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """Without waiting for the device."""
+    """Copies without waiting for the device."""
     if values.device.type == "cpu":
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -72,7 +72,7 @@ class StepProfile:
         return Sequence(f"profile-{next(self._serial)}", token_ids, num_tokens, sampling, prefill_only=prefill_only)
 
     def _steps(self) -> Iterator[TimedStep]:
-        """Until nothing is left to do, and no prefix to be found again."""
+        """Runs steps until nothing is left to do, and forgets all prefixes."""
         self._engine.timed_steps.take()
         while self._engine.has_work:
             failed = [output.error for output in self._engine.step().outputs if output.finish == "error"]

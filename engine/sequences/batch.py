@@ -54,7 +54,7 @@ class Batch:
         self.scored = [(item, rows) for item in prefill if item.sequence.num_unscored and (rows := item.scored)]
 
     def moves(self) -> list[Move]:
-        """Of its sequences' blocks, each once."""
+        """The moves of its sequences' blocks, each once."""
         waited = [item.sequence.moves for item in self.items if item.sequence.moves]
         return list(dict.fromkeys(itertools.chain.from_iterable(waited)))
 

@@ -37,31 +37,31 @@ class Move(Protocol):
 
 
 class Moves:
-    """Those under way, by device block. Engine thread only."""
+    """The moves under way, by device block. Engine thread only."""
 
     def __init__(self) -> None:
         self._of: dict[int, Move] = {}  # the last one of each block
         self._blocks: dict[Move, Run[int]] = {}
 
     def add(self, move: Move | None, blocks: Run[int]) -> None:
-        """None: it has ended already."""
+        """Remembers the move of these blocks. move: None when the copies have ended already."""
         if move is not None:
             self._blocks[move] = blocks
             self._of.update(dict.fromkeys(blocks, move))
 
     def of(self, blocks: Iterable[int]) -> list[Move]:
-        """Each once."""
+        """The moves of these blocks, each once."""
         if not self._of:
             return []
         return list(dict.fromkeys(self._of[block] for block in blocks if block in self._of))
 
     def wait(self) -> None:
-        """Returns when all have ended."""
+        """Returns when all moves have ended."""
         for move in self._blocks:
             move.wait()
 
     def end(self) -> bool:
-        """Forgets those that have ended. Whether there were any."""
+        """Forgets the moves that have ended. Returns whether there were any."""
         ended = [move for move in self._blocks if not move.left_s()]
         for move in ended:
             for block in self._blocks.pop(move):

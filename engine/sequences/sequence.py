@@ -100,7 +100,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Pending ones included. Also the output position of the token that a new step samples."""
+        """The output tokens, pending ones included; the output position of the token that a new step samples."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """Without pending tokens."""
+        """The known output tokens."""
         return self.output_from(0)
 
     def output_from(self, position: int) -> list[int]:
@@ -161,17 +161,15 @@ class Sequence:
         self.num_unscored -= len(scores.logprobs)
 
     def take_prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of the whole prompt, once; None when they are not asked for, or were taken."""
+        """Returns the log-probabilities of the whole prompt, once; None when they are not asked for, or were taken."""
         if self.scores is None:
             return None
         assert not self.num_unscored, "a token is sampled after the whole prompt"
         scores, self.scores = self.scores, None
-        parts = [
-            b"".join(getattr(one, name).tobytes() for one in scores)
-            for name in ("logprobs", "ranks", "top_ids", "top_logprobs")
-        ]
-        num_top = scores[0].top_ids.shape[1] if scores else 0
-        return PromptLogprobs(num_top, *parts)
+        columns = {
+            name: b"".join(getattr(one, name).tobytes() for one in scores) for name in TokenScores.__struct_fields__
+        }
+        return PromptLogprobs(num_top=scores[0].top_ids.shape[1] if scores else 0, **columns)
 
     def note_chunk(self, start_s: float, end_s: float, num_tokens: int) -> None:
         """Remembers when a step computed prompt tokens (time.monotonic); beyond MAX_CHUNKS the last entry grows."""

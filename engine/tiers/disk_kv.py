@@ -160,8 +160,8 @@ def _work(jobs: "SimpleQueue[Job | None]") -> None:
 def disk_kv(
     host: HostTier | None, layout: SlabLayout, config: EngineConfig, model_hash: str
 ) -> tuple[DiskKv | None, list[tuple[int, DiskBlock]]]:
-    """That of rank 0, as configured, with what it finds, the youngest first; None without a folder, or when the folder
-    cannot be used: the worker serves without it. Raises ConfigError."""
+    """Opens rank 0's disk tier as configured. Returns the tier and what it finds, the youngest first; None without a
+    folder, or when the folder cannot be used: the worker serves without it. Raises ConfigError."""
     check_disk_kv(config)
     if host is None or config.disk_kv.folder is None:
         return None, []

@@ -62,7 +62,7 @@ class HostKv:
         return 0.0  # a copy within memory is far sooner than any computation
 
     def close(self) -> None:
-        """Its memory goes with it."""
+        """The memory goes with this object."""
 
     def content(self, slot: int) -> memoryview:
         return memoryview(self._slots[slot]).cast("B")
@@ -74,7 +74,8 @@ class HostKv:
 
 
 def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
-    """As configured, None for 0. ranks: of all workers of this machine, which share its memory. Raises ConfigError."""
+    """Takes the host tier's memory as configured; None for 0. ranks: the number of ranks of all workers of this
+    machine, which share its memory. Raises ConfigError."""
     check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
     if text == "auto":

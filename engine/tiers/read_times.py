@@ -33,6 +33,6 @@ class ReadTimes:
             self._seconds = DECAY * self._seconds + (now_s - began_s) / max(at_first, num_running)
 
     def longest_s(self, now_s: float) -> float:
-        """Of the reads that go on; 0: none does."""
+        """How long the oldest read that goes on has taken; 0 when none does."""
         with self._lock:
             return max(0.0, now_s - min((began_s for began_s, _ in self._running.values()), default=inf))

@@ -1,6 +1,7 @@
 """Random traffic against a block manager, whose oracle is a dict of what each block holds."""
 
 from collections.abc import Iterable
+from typing import Any
 from unittest import TestCase
 
 import hypothesis.strategies as st
@@ -23,6 +24,27 @@ WORKER = ("w", 1)
 def compute(manager: BlockManager, sequence: Sequence, num_tokens: int | None = None) -> None:
     sequence.num_computed_tokens = sequence.num_tokens if num_tokens is None else num_tokens
     manager.commit(sequence)
+
+
+def allocated(manager: BlockManager, *prompt: Any, **options: Any) -> Sequence:
+    """A new sequence with blocks. The arguments are those of make_sequence."""
+    sequence = make_sequence(*prompt, **options)
+    assert manager.allocate(sequence)
+    return sequence
+
+
+def computed(manager: BlockManager, *prompt: Any, **options: Any) -> Sequence:
+    """The same, and its tokens are computed."""
+    sequence = allocated(manager, *prompt, **options)
+    compute(manager, sequence)
+    return sequence
+
+
+def served(manager: BlockManager, *prompt: Any, **options: Any) -> Sequence:
+    """The same, and it has given its blocks back."""
+    sequence = computed(manager, *prompt, **options)
+    manager.free(sequence)
+    return sequence
 
 
 def homes(runs: Iterable[Stored]) -> dict[int, int]:

@@ -7,17 +7,14 @@ import pytest
 from baton_proto.kv_events import Cleared, Removed, Stored
 from engine.blocks.block_manager import BlockManager
 from engine.blocks.resting import LONG_TOKENS, OUTPUT, SHORT
-from tests.engine.blocks.block_machine import BlockMachine, compute, few_and_many
+from tests.engine.blocks.block_machine import BlockMachine, allocated, compute, computed, few_and_many, served
 from tests.engine.kv_oracle import EventReplica, make_sequence, u64
 
 
 def test_a_prefix_hit_skips_computed_blocks() -> None:
     manager = BlockManager(16, 4)
-    first = make_sequence("first", range(10))
-    assert manager.allocate(first)
-    compute(manager, first)
-    second = make_sequence("second", [*range(8), 77, 78, 79])
-    assert manager.allocate(second)
+    first = computed(manager, "first", range(10))
+    second = allocated(manager, "second", [*range(8), 77, 78, 79])
     assert second.block_table[:2] == first.block_table[:2]
     assert second.block_table[2] != first.block_table[2]
     assert second.num_computed_tokens == second.num_cached_tokens == 8
@@ -26,11 +23,8 @@ def test_a_prefix_hit_skips_computed_blocks() -> None:
 
 def test_the_last_token_is_always_left_to_compute() -> None:
     manager = BlockManager(16, 4)
-    first = make_sequence("first", range(8))
-    assert manager.allocate(first)
-    compute(manager, first)
-    same = make_sequence("same", range(8))
-    assert manager.allocate(same)
+    computed(manager, "first", range(8))
+    same = allocated(manager, "same", range(8))
     assert same.num_computed_tokens == 4
 
 
@@ -92,8 +86,7 @@ def test_blocks_that_were_reused_outlive_younger_ones_that_were_not() -> None:
     manager = BlockManager(8, 4)
 
     def serve(name: str, first_token: int) -> int:
-        sequence = make_sequence(name, [*range(first_token, first_token + 8), 999])
-        assert manager.allocate(sequence)
+        sequence = allocated(manager, name, [*range(first_token, first_token + 8), 999])
         cached = sequence.num_cached_tokens
         compute(manager, sequence)
         manager.free(sequence)
@@ -115,17 +108,10 @@ def test_blocks_that_were_reused_outlive_younger_ones_that_were_not() -> None:
 def test_long_prompts_are_given_up_before_older_short_ones() -> None:
     manager = BlockManager(12, LONG_TOKENS // 8)
     for name, first_token, num_tokens in (("short", 0, LONG_TOKENS // 8), ("long", 10**6, LONG_TOKENS)):
-        sequence = make_sequence(name, range(first_token, first_token + num_tokens))
-        assert manager.allocate(sequence)
-        compute(manager, sequence)
-        manager.free(sequence)
-    newcomer = make_sequence("newcomer", range(2 * 10**6, 2 * 10**6 + LONG_TOKENS // 2))
-    assert manager.allocate(newcomer)
-    compute(manager, newcomer)
-    manager.free(newcomer)
+        served(manager, name, range(first_token, first_token + num_tokens))
+    served(manager, "newcomer", range(2 * 10**6, 2 * 10**6 + LONG_TOKENS // 2))
     assert manager.check_integrity() == []
-    again = make_sequence("again", range(LONG_TOKENS // 8 + 1))
-    assert manager.allocate(again)
+    again = allocated(manager, "again", range(LONG_TOKENS // 8 + 1))
     assert again.num_cached_tokens == LONG_TOKENS // 8
 
 
@@ -137,22 +123,15 @@ def test_answers_are_given_up_before_older_prompts() -> None:
         assert manager.allocate(sequence)
         compute(manager, sequence)
         manager.free(sequence)
-    newcomer = make_sequence("newcomer", range(200, 212))
-    assert manager.allocate(newcomer)
-    compute(manager, newcomer)
-    manager.free(newcomer)
+    served(manager, "newcomer", range(200, 212))
     assert manager.check_integrity() == []
-    again = make_sequence("again", [*range(8), 99])
-    assert manager.allocate(again)
+    again = allocated(manager, "again", [*range(8), 99])
     assert again.num_cached_tokens == 8
 
 
 def test_allocation_that_does_not_fit_changes_nothing() -> None:
     manager = BlockManager(4, 4)
-    first = make_sequence("first", range(8))
-    assert manager.allocate(first)
-    compute(manager, first)
-    manager.free(first)
+    served(manager, "first", range(8))
     manager.cache.take_events()
     # One block of it is cached and at rest: using it leaves three, where four are missing.
     large = make_sequence("large", [*range(4), *range(50, 63)])
@@ -166,8 +145,7 @@ def test_allocation_that_does_not_fit_changes_nothing() -> None:
 
 def test_append_takes_a_block_when_the_last_one_is_full() -> None:
     manager = BlockManager(2, 4)
-    sequence = make_sequence("a", range(4))
-    assert manager.allocate(sequence)
+    sequence = allocated(manager, "a", range(4))
     sequence.token_ids.append(1)
     assert manager.append(sequence)
     assert len(sequence.block_table) == 2
@@ -212,9 +190,7 @@ def test_runs_of_interleaved_sequences_are_merged() -> None:
 
 def test_check_integrity_sees_a_leaked_reference() -> None:
     manager = BlockManager(8, 4)
-    sequence = make_sequence("a", range(8))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
+    sequence = computed(manager, "a", range(8))
     sequence.block_table.pop()
     assert manager.check_integrity() != []
 
@@ -248,9 +224,7 @@ def test_a_pool_may_be_one_block_of_one_token_but_not_less() -> None:
 @pytest.mark.parametrize(("num_tokens", "cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (20, 8)])
 def test_the_tokens_that_are_cached_are_known_before_a_sequence_gets_blocks(num_tokens: int, cached: int) -> None:
     manager = BlockManager(16, 4)
-    first = make_sequence("first", range(11))
-    assert manager.allocate(first)
-    compute(manager, first)
+    computed(manager, "first", range(11))
     again = make_sequence("again", range(num_tokens))
     assert manager.tiers.cached_tokens(again) == cached
     assert manager.allocate(again)
@@ -259,10 +233,7 @@ def test_the_tokens_that_are_cached_are_known_before_a_sequence_gets_blocks(num_
 
 def test_the_prefix_hit_of_the_first_allocation_is_the_one_that_counts() -> None:
     manager = BlockManager(16, 4)
-    sequence = make_sequence("a", range(9))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
-    manager.free(sequence)
+    sequence = served(manager, "a", range(9))
     assert (sequence.num_committed_blocks, sequence.num_computed_tokens) == (0, 0)
     sequence.num_preemptions = 1
     assert manager.allocate(sequence)
@@ -281,8 +252,7 @@ def test_blocks_are_taken_from_the_returned_then_from_the_fresh_then_from_the_ca
     tables = []
     for number, count in enumerate((2, 3, 3)):
         tokens = range(100 + 40 * number, 100 + 40 * number + count * 4)
-        sequence = make_sequence(str(number), tokens)
-        assert manager.allocate(sequence)
+        sequence = allocated(manager, str(number), tokens)
         tables.append(sequence.block_table)
         assert manager.check_integrity() == []
     assert tables == [[2, 3], [4, 5, 6], [0, 1, 7]]
@@ -293,8 +263,7 @@ def test_blocks_are_taken_from_the_returned_then_from_the_fresh_then_from_the_ca
 
 def test_append_takes_as_many_blocks_as_the_tokens_need_and_none_when_too_few_are_left() -> None:
     manager = BlockManager(5, 4)
-    sequence = make_sequence("a", range(3))
-    assert manager.allocate(sequence)
+    sequence = allocated(manager, "a", range(3))
     sequence.token_ids.extend(range(17))
     assert manager.append(sequence)
     assert len(sequence.block_table) == 5
@@ -330,8 +299,7 @@ def test_a_sequence_that_was_overtaken_later_goes_on_with_its_own_blocks_after_t
     replica.apply(manager.cache.take_events())  # each block once
     assert list(replica.parents) == slow.sequence_hashes
     assert manager.check_integrity() == []
-    third = make_sequence("third", range(21))
-    assert manager.allocate(third)
+    third = allocated(manager, "third", range(21))
     assert third.block_table[:5] == slow.block_table
     manager.free(slow)
     assert manager.check_integrity() == []
@@ -388,10 +356,7 @@ def test_three_sequences_share_a_prefix_and_each_gives_its_own_reference_back() 
 
 def test_a_clear_leaves_blocks_that_were_free_before_it_free() -> None:
     manager = BlockManager(4, 4)
-    sequence = make_sequence("a", range(9))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
-    manager.free(sequence)
+    served(manager, "a", range(9))
     assert (manager.num_free, manager.num_cached) == (2, 2)
     manager.clear()
     assert (manager.num_free, manager.num_cached) == (4, 0)

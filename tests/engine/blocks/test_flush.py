@@ -4,7 +4,7 @@ import pytest
 
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import Sequence
-from tests.engine.blocks.block_machine import compute
+from tests.engine.blocks.block_machine import compute, served
 from tests.engine.blocks.fake_tiers import Disk, Slots
 from tests.engine.kv_oracle import make_sequence
 
@@ -48,10 +48,7 @@ def test_nothing_is_lost_while_the_disk_has_room_however_small_host_memory_is(nu
     disk = Disk(40, slots)
     manager = BlockManager(6, 4, slots, disk)
     for number in range(8):
-        sequence = make_sequence("request", range(100 * number, 100 * number + 8))
-        assert manager.allocate(sequence)
-        compute(manager, sequence)
-        manager.free(sequence)
+        served(manager, "request", range(100 * number, 100 * number + 8))
         disk.finish()
         manager.land()
     before = len(manager.cache.table.block_of)
@@ -90,10 +87,7 @@ def test_a_beginning_is_written_first_so_that_less_time_means_shorter_prefixes()
     slots = Slots(12, dict.fromkeys(range(6), (0,)))
     disk = Disk(12, slots)
     manager = BlockManager(6, 4, slots, disk)
-    sequence = make_sequence("request", range(21))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
-    manager.free(sequence)
+    sequence = served(manager, "request", range(21))
     assert manager.tiers.flush()
     disk.finish()  # two of five blocks, and then the time is over
     assert on_disk(disk) == set(sequence.sequence_hashes[:2])
@@ -104,8 +98,5 @@ def test_a_disk_that_cannot_be_written_is_not_waited_for() -> None:
     disk = Disk(12, slots)
     disk.max_writes = 0
     manager = BlockManager(6, 4, slots, disk)
-    sequence = make_sequence("request", range(13))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
-    manager.free(sequence)
+    served(manager, "request", range(13))
     assert not manager.tiers.flush()

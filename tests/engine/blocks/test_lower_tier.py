@@ -10,6 +10,7 @@ from tests.engine.blocks.block_machine import (
     LateBlockMachine,
     LateDiskBlockMachine,
     TieredBlockMachine,
+    allocated,
     compute,
     few_and_many,
 )
@@ -25,9 +26,7 @@ class Tiered:
         self.manager = BlockManager(num_blocks, 4, slots(num_slots, self.content))
 
     def begin(self, *tokens: int) -> Sequence:
-        sequence = make_sequence("request", tokens)
-        assert self.manager.allocate(sequence)
-        return sequence
+        return allocated(self.manager, "request", tokens)
 
     def compute(self, sequence: Sequence) -> None:
         for i in range(sequence.num_cached_tokens // 4, sequence.num_tokens // 4):
@@ -115,13 +114,11 @@ def test_what_was_reused_often_stays_longer_than_what_is_younger() -> None:
 def test_who_computes_what_lies_in_the_lower_tier_gives_it_a_block_again() -> None:
     tiered = Tiered(num_blocks=4, num_slots=4)
     slow = tiered.begin(*range(8), 1)
-    quick = make_sequence("quick", [0, 1, 2, 3])
-    assert tiered.manager.allocate(quick)
+    quick = allocated(tiered.manager, "quick", [0, 1, 2, 3])
     tiered.content[quick.block_table[0]] = (0, 1, 2, 3)
     compute(tiered.manager, quick)
     tiered.manager.free(quick)
-    pushes_out = make_sequence("pushes out", [9])
-    assert tiered.manager.allocate(pushes_out)
+    allocated(tiered.manager, "pushes out", [9])
     assert tiered.manager.cache.num_lowered == 1
     tiered.manager.cache.take_events()
     tiered.compute(slow)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import Sequence
 from runtime.blocks.block_hash import sequence_hashes
-from tests.engine.blocks.block_machine import BlockMachine, compute, few_and_many, prompts
+from tests.engine.blocks.block_machine import BlockMachine, allocated, compute, few_and_many, prompts
 from tests.engine.kv_oracle import EventReplica, make_engine, make_sequence, sequential_answer, snapshot
 
 HASHES = "engine.sequences.sequence.sequence_hashes"
@@ -36,8 +36,7 @@ def colliding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cached(manager: BlockManager, tokens: list[int], name: str = "cached") -> Sequence:
     """A sequence that holds its blocks; all but the last token's are computed and committed."""
-    sequence = make_sequence(name, [*tokens, 59])
-    assert manager.allocate(sequence)
+    sequence = allocated(manager, name, [*tokens, 59])
     compute(manager, sequence, len(tokens))
     return sequence
 
@@ -47,8 +46,7 @@ def cached(manager: BlockManager, tokens: list[int], name: str = "cached") -> Se
 def test_a_hit_ends_where_another_prefix_has_the_same_hash(equal_tokens: int) -> None:
     manager = BlockManager(16, 4)
     theirs = cached(manager, list(range(12)))
-    ours = make_sequence("ours", [*range(equal_tokens), *range(40, 52)])
-    assert manager.allocate(ours)
+    ours = allocated(manager, "ours", [*range(equal_tokens), *range(40, 52)])
     assert ours.num_computed_tokens == equal_tokens // 4 * 4
     assert set(ours.block_table) & set(theirs.block_table) == set(theirs.block_table[: equal_tokens // 4])
     assert manager.cache.table.num_collisions == 1

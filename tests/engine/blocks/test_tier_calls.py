@@ -9,17 +9,14 @@ import pytest
 from baton_proto.worker import CacheHint
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import SequenceStatus
-from tests.engine.blocks.block_machine import compute
+from tests.engine.blocks.block_machine import allocated, compute, computed, served
 from tests.engine.blocks.fake_tiers import Disk, LateMove, LateSlots, Slots
 from tests.engine.core.test_disk_waits import ON_DISK, Waits
 from tests.engine.kv_oracle import make_sequence
 
 
 def serve(manager: BlockManager, first_token: int, num_tokens: int) -> None:
-    sequence = make_sequence("request", range(first_token, first_token + num_tokens))
-    assert manager.allocate(sequence)
-    compute(manager, sequence)
-    manager.free(sequence)
+    served(manager, "request", range(first_token, first_token + num_tokens))
     assert manager.check_integrity() == []
 
 
@@ -44,9 +41,7 @@ def test_two_prompts_share_the_whole_blocks_of_their_common_beginning(seed: int)
     theirs = [*range(common), *[200] * dice.randrange(1, 12)]
     if seed % 4 == 0:  # one begins with the other
         ours, theirs = sorted((ours[: common + 1], [*ours, 9]), key=len, reverse=bool(seed % 8))
-    other = make_sequence("other", theirs)
-    assert manager.allocate(other)
-    compute(manager, other)
+    other = computed(manager, "other", theirs)
     equal = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len(set(pair)) > 1), len(ours))
     whole = min(equal, len(theirs), len(ours) - 1) // 4
     assert make_sequence("ours", ours).shared_tokens(other, 4) == 4 * whole
@@ -121,8 +116,7 @@ def test_those_that_wait_for_copies_are_woken_and_others_cause_no_news(monkeypat
     serve(manager, 0, 16)
 
     def moving(first_token: int) -> None:
-        sequence = make_sequence("moving", range(first_token, first_token + 4))
-        assert manager.allocate(sequence)
+        sequence = allocated(manager, "moving", range(first_token, first_token + 4))
         assert manager.tiers.is_moving(sequence)
 
     def end_copies() -> None:
@@ -141,8 +135,7 @@ def test_those_that_wait_for_copies_are_woken_and_others_cause_no_news(monkeypat
     assert not manager.tiers.is_moving(still)
     end_copies()
     assert manager.land(), "somebody else's question takes nothing from the first one"
-    unasked = make_sequence("nobody asks", range(300, 304))
-    assert manager.allocate(unasked)
+    unasked = allocated(manager, "nobody asks", range(300, 304))
     assert unasked.moves
     end_copies()
     assert not manager.land()
@@ -161,8 +154,7 @@ def test_nobody_is_told_of_copies_that_nobody_asked_about() -> None:
 def test_a_sequence_that_grows_comes_after_the_copies_of_all_its_blocks() -> None:
     manager, _ = late(4, spare=0)
     serve(manager, 0, 16)
-    grows = make_sequence("grows", range(100, 104))
-    assert manager.allocate(grows)
+    grows = allocated(manager, "grows", range(100, 104))
     first = list(grows.moves)
     grows.token_ids.append(1)
     assert manager.append(grows)
@@ -174,16 +166,13 @@ def test_a_sequence_that_grows_comes_after_the_copies_of_all_its_blocks() -> Non
 def test_a_sequence_that_moves_over_to_a_restored_block_comes_after_its_own_copies_too() -> None:
     manager, _ = late(6, spare=0)
     serve(manager, 500, 24)
-    slow = make_sequence("slow", [*range(8), 1])
-    assert manager.allocate(slow)
+    slow = allocated(manager, "slow", [*range(8), 1])
     own = list(slow.moves)
     assert len(own) == 1
     serve(manager, 0, 4)
-    pushes_out = make_sequence("pushes out", [9] * 12)
-    assert manager.allocate(pushes_out)
+    pushes_out = allocated(manager, "pushes out", [9] * 12)
     manager.free(pushes_out)
-    restored = make_sequence("restored", [0, 1, 2, 3, 7])
-    assert manager.allocate(restored)
+    restored = allocated(manager, "restored", [0, 1, 2, 3, 7])
     assert restored.num_cached_tokens == 4
     compute(manager, slow)
     assert slow.block_table[0] == restored.block_table[0]

@@ -15,7 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.timed_steps import TimedSteps
 from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
-from tests.engine.blocks.block_machine import compute
+from tests.engine.blocks.block_machine import allocated, compute, served
 from tests.engine.blocks.fake_tiers import Disk, LateSlots, Slots
 from tests.engine.core.test_scheduler import names, step
 from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
@@ -30,10 +30,7 @@ class Waits:
         content = dict.fromkeys(range(8), (0,))
         former = Disk(8, slots := Slots(4, content))
         manager = BlockManager(8, 4, slots, former)
-        first = make_sequence("first", ON_DISK)
-        assert manager.allocate(first)
-        compute(manager, first)
-        manager.free(first)
+        served(manager, "first", ON_DISK)
         manager.vacate()
         while manager.land() or former.finish():
             pass
@@ -165,8 +162,7 @@ def test_a_reservation_whose_blocks_are_being_copied_holds_up_nobody_and_waits_f
                 slots.work()
 
     for number, tokens in enumerate((ON_DISK, range(100, 116), range(200, 216), range(300, 316))):
-        sequence = make_sequence(str(number), tokens)
-        assert manager.allocate(sequence)
+        sequence = allocated(manager, str(number), tokens)
         finish()
         compute(manager, sequence)
         manager.free(sequence)

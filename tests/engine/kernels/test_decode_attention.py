@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -37,19 +38,8 @@ def make_plan(
     pieces = longest_first(np.array(lengths), 2, programs) if one_each else equal_shares(np.array(lengths), programs)
     tables, starts = paged.flat_tables()
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(DEVICE)
-
-    plan = DecodePlan(
-        tensor(pieces.program_first),
-        tensor(pieces.row),
-        tensor(pieces.start),
-        tensor(pieces.end),
-        tensor(pieces.first),
-        tensor(pieces.count),
-        starts,
-        tables,
-    )
+    columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
+    plan = DecodePlan(**columns, table_start=starts, tables=tables)
     scratch = DecodeScratch.allocate(rows, programs, heads, kv_heads, head_dim, DEVICE)
     scratch.mixed.fill_(float("nan"))
     scratch.log_sums.fill_(float("nan"))
@@ -145,18 +135,18 @@ def test_pieces_cover_every_context_once_in_equal_shares(programs: int) -> None:
         lengths = random_lengths.integers(1, 3000, random_lengths.integers(1, 20))
         lengths[0] = random_lengths.choice([1, 64, 131072])
         pieces = equal_shares(lengths, programs)
-        assert len(pieces.row) < len(lengths) + programs
+        assert len(pieces.piece_row) < len(lengths) + programs
         assert len(pieces.program_first) == programs + 1
-        assert (pieces.program_first[0], pieces.program_first[-1]) == (0, len(pieces.row))
-        tiles = -(-(pieces.end - pieces.start) // TILE)
+        assert (pieces.program_first[0], pieces.program_first[-1]) == (0, len(pieces.piece_row))
+        tiles = -(-(pieces.piece_end - pieces.piece_start) // TILE)
         shares = [tiles[first:stop].sum() for first, stop in itertools.pairwise(pieces.program_first)]
         assert max(shares) == -(-tiles.sum() // programs)
         for row, length in enumerate(lengths):
-            own = slice(pieces.first[row], pieces.first[row] + pieces.count[row])
-            assert set(pieces.row[own]) == {row}
-            assert pieces.start[own].tolist() == [0, *pieces.end[own][:-1]]
-            assert pieces.end[own][-1] == length
-            assert not (pieces.start[own] % TILE).any()
+            own = slice(pieces.first_piece[row], pieces.first_piece[row] + pieces.num_pieces[row])
+            assert set(pieces.piece_row[own]) == {row}
+            assert pieces.piece_start[own].tolist() == [0, *pieces.piece_end[own][:-1]]
+            assert pieces.piece_end[own][-1] == length
+            assert not (pieces.piece_start[own] % TILE).any()
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 66])
@@ -167,12 +157,12 @@ def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -
         lengths = random_lengths.integers(1, 3000, rows - 3)  # three rows of padding
         pieces = plan_pieces(lengths, rows, at_once)
         assert len(pieces.program_first) == num_programs(rows, at_once) + 1
-        assert len(pieces.row) <= rows + at_once
-        assert (np.diff(pieces.program_first)[: len(pieces.row)] == 1).all()
-        assert pieces.program_first[-1] == len(pieces.row)
-        assert sorted(set(pieces.row)) == list(range(len(lengths)))
-        sizes = pieces.end - pieces.start
-        firsts = [sizes[first] for first in sorted(pieces.first)]
+        assert len(pieces.piece_row) <= rows + at_once
+        assert (np.diff(pieces.program_first)[: len(pieces.piece_row)] == 1).all()
+        assert pieces.program_first[-1] == len(pieces.piece_row)
+        assert sorted(set(pieces.piece_row)) == list(range(len(lengths)))
+        sizes = pieces.piece_end - pieces.piece_start
+        firsts = [sizes[first] for first in sorted(pieces.first_piece)]
         assert firsts == sorted(firsts, reverse=True)
-        assert np.bincount(pieces.row, weights=sizes).astype(int).tolist() == lengths.tolist()
-        assert np.bincount(pieces.row).tolist() == pieces.count.tolist()
+        assert np.bincount(pieces.piece_row, weights=sizes).astype(int).tolist() == lengths.tolist()
+        assert np.bincount(pieces.piece_row).tolist() == pieces.num_pieces.tolist()

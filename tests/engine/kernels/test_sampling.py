@@ -47,6 +47,7 @@ def test_a_token_does_not_depend_on_its_row() -> None:
     assert len(set(found)) > 4  # of 9 draws
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_distribution() -> None:
     logits = torch.tensor([0.5, 0.25, 0.15, 0.1], device=DEVICE).log().expand(400, -1).contiguous()
     seeds = int32([7, 0] * 400).view(400, 2)

@@ -37,6 +37,7 @@ def tiny_engine(files: ModelFiles, num_blocks: int) -> Engine:
     return small_engine(files, model.runner, num_blocks, 48, 6)
 
 
+@pytest.mark.slow
 def test_a_preempted_answer_with_a_grammar_is_the_same(files: ModelFiles, grammars: GrammarCompiler) -> None:
     wanted = [params(LETTERS, seed, temperature=seed % 2 * 0.8) for seed in range(4)]
     roomy, pressed = tiny_engine(files, ROOMY), tiny_engine(files, PRESSED)

@@ -175,7 +175,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=rows, logits_seed=st.integers(0, 10_000), scale=st.sampled_from([0.5, 3.0, 15.0]))
 def test_any_mixed_batch_samples_what_the_rules_say(rows: list[Row], logits_seed: int, scale: float) -> None:
     logits = random_logits(len(rows), seed=logits_seed, scale=scale)
