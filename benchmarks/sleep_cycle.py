@@ -47,10 +47,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for level, asleep_s in ((1, 0.0), (1, 1.0), (2, 1.0), (1, 1.0)):
         free = torch.cuda.mem_get_info()[0]
-        slept_s = timed(lambda level=level: loaded.sleep(level))
+        slept_s = timed(lambda level=level: loaded.memory.sleep(level))
         freed = torch.cuda.mem_get_info()[0] - free
         time.sleep(asleep_s)
-        woken_s = timed(lambda: loaded.wake(TAGS))
+        woken_s = timed(lambda: loaded.memory.wake(TAGS))
         held = loaded.memory.weights_bytes + kv_bytes
         goal_s = loaded.memory.weights_bytes / BYTES_PER_S + FIXED_S
         same = answers(files, loaded) == before
@@ -66,8 +66,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     footprint = what_is_held()
     for _ in range(arguments.cycles):
-        loaded.sleep(1)
-        loaded.wake(TAGS)
+        loaded.memory.sleep(1)
+        loaded.memory.wake(TAGS)
     after = what_is_held()
     print(f"{arguments.cycles} cycles: {footprint} -> {after}; same answers {answers(files, loaded) == before}")
     document = {"benchmark": "sleep_cycle", **describe(), "rows": rows, "before": footprint, "after": after}

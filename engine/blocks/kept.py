@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from engine.blocks.resting import REUSED
@@ -9,12 +10,10 @@ from engine.blocks.resting import REUSED
 SHARE: Final = 0.25  # of all blocks, at most
 
 
+@dataclass(slots=True)
 class _Entry:
-    __slots__ = ("kind", "until_s")
-
-    def __init__(self, kind: int, until_s: float) -> None:
-        self.kind = kind
-        self.until_s = until_s
+    kind: int
+    until_s: float
 
 
 class Kept:

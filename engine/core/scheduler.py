@@ -26,21 +26,7 @@ from engine.core.timed_steps import TimedSteps
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
-
-_order = attrgetter("order")
-
-
-class SequenceQueue(list[Sequence]):
-    """Invariant: sorted by `Sequence.order`, because only `add` and `remove` change it. Each moves pointers, which
-    takes microseconds for thousands of sequences."""
-
-    def add(self, sequence: Sequence) -> None:
-        insort(self, sequence, key=_order)
-
-    def remove(self, sequence: Sequence) -> None:
-        index = bisect_left(self, sequence.order, key=_order)
-        assert self[index] is sequence
-        del self[index]
+from engine.sequences.sequence_queue import ORDER, SequenceQueue
 
 
 class DeadEnd(NamedTuple):
@@ -280,7 +266,7 @@ class Scheduler:
             num_seen += 1
             if self._tiers.restores(sequence):
                 continue
-            place = bisect_left(prompts, sequence.order, key=_order)
+            place = bisect_left(prompts, sequence.order, key=ORDER)
             before = prompts if sequence in last else [one for one in prompts[:place] if one not in late]
             if not self._has_turn(sequence, before, budget):
                 passed = passed or sequence
@@ -349,7 +335,7 @@ class Scheduler:
                 kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
                 if self._tiers.restores(sequence) or not self._start(sequence, self._headroom() + kept):
                     continue
-                insort(prompts, sequence, key=_order)
+                insort(prompts, sequence, key=ORDER)
                 leaders.append(sequence)
             budget -= _left(sequence)
 

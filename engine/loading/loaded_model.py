@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from engine.loading.model_memory import ModelMemory, Tensors
-from engine.model.checkpoint import Checkpoint
+from engine.loading.model_memory import ModelMemory
 from engine.model.random_weights import RandomWeights
 from engine.model.weights import TensorSource, Weights
 from engine.parallel.collective import Collective, own_shard
@@ -54,34 +52,6 @@ class LoadedModel:
     def other_slabs(self) -> list[AdoptedSlab]:
         """The other ranks' slabs, for a decode worker; the caller closes them."""
         return []
-
-    @property
-    def fingerprint(self) -> str:
-        return self.memory.fingerprint
-
-    @property
-    def asleep(self) -> tuple[str, ...]:
-        return self.memory.asleep
-
-    def sleep(self, level: int) -> int:
-        """See ModelMemory."""
-        return self.memory.sleep(level)
-
-    def wake(self, tags: tuple[str, ...]) -> None:
-        self.memory.wake(tags)
-
-    @property
-    def problem(self) -> str:
-        return self.memory.problem
-
-    def update(self, tensors: Tensors) -> None:
-        self.memory.update(tensors)
-
-    def opened(self, folder: Path) -> Checkpoint:
-        return self.memory.opened(folder)
-
-    def read(self, checkpoint: Checkpoint) -> None:
-        self.memory.read(checkpoint)
 
     def receive(self, name: str, shape: tuple[int, ...]) -> None:
         """Another rank than 0: takes part in rank 0's broadcast of a whole tensor, and keeps its part."""

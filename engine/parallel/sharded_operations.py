@@ -7,6 +7,7 @@ the others are computed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -106,27 +107,27 @@ class ShardedOperations:
         return _Begun(self._inner, _Here(self._collective.sum(self._inner.linear(x, weight))))
 
 
+@dataclass(frozen=True, slots=True)
 class _Here:
     """Implements `OnItsWay` for a sum on the current stream."""
 
-    def __init__(self, part: Tensor) -> None:
-        self._part = part
+    part: Tensor
 
     def parts(self) -> tuple[Tensor, ...]:
-        return (self._part,)
+        return (self.part,)
 
 
+@dataclass(frozen=True, slots=True)
 class _Begun:
     """Implements `Sum`."""
 
-    def __init__(self, inner: Operations, on_its_way: OnItsWay) -> None:
-        self._inner = inner
-        self._on_its_way = on_its_way
+    inner: Operations
+    on_its_way: OnItsWay
 
     def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
-        parts = self._on_its_way.parts()
+        parts = self.on_its_way.parts()
         if norm is not None:
-            return self._inner.norm(hidden, norm, eps, parts)
+            return self.inner.norm(hidden, norm, eps, parts)
         for part in parts:
             hidden.add_(part)
         return None

@@ -87,15 +87,15 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
             case ExportSlab():
                 reports.slab_exported(part.slab.export())
             case Sleep(level):
-                part.sleep(level)
+                part.memory.sleep(level)
             case Wake(tags):
-                part.wake(tags)
+                part.memory.wake(tags)
             case TakeTensor(name, shape):
                 part.receive(name, shape)
             case EndUpdate():
                 part.memory.end_update()
             case ReadWeights(folder):
-                part.read(Checkpoint(Path(folder)))
+                part.memory.read(Checkpoint(Path(folder)))
             case Stop():
                 return
             case Load():

@@ -87,7 +87,7 @@ class _LeadStep:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelModel:
-    """Has the methods of `engine.loading.loaded_model.LoadedModel`. `slab` is rank 0's; every rank's slab has as many
+    """Implements `engine.interface.Memory`, for all ranks. `slab` is rank 0's; every rank's slab has as many
     blocks."""
 
     runner: Runner
@@ -135,11 +135,11 @@ class TensorParallelModel:
 
     @property
     def fingerprint(self) -> str:
-        return self.own.fingerprint
+        return self.own.memory.fingerprint
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        return self.own.asleep
+        return self.own.memory.asleep
 
     def sleep(self, level: int) -> int:
         """Sleeps on all ranks at once and returns the bytes that came free on all of them; see ModelMemory. Raises
@@ -147,7 +147,7 @@ class TensorParallelModel:
         for slab in self.adopted:
             slab.close()  # because a rank's memory comes free only when no other rank maps it
         told = self.ranks.tell(Sleep(level))
-        freed = self.own.sleep(level)
+        freed = self.own.memory.sleep(level)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
         return freed * self.ranks.size
 
@@ -156,14 +156,14 @@ class TensorParallelModel:
         with nothing changed, for weights that were replaced meanwhile; all ranks read the same files."""
         self.own.memory.check(tags)
         told = self.ranks.tell(Wake(tags))
-        self.own.wake(tags)
+        self.own.memory.wake(tags)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
         if KV_CACHE not in self.asleep and any(slab.suspended for slab in self.adopted):
             self._exported(lambda rank, fd: self.adopted[rank - 1].resume(fd))
 
     @property
     def problem(self) -> str:
-        return self.own.problem
+        return self.own.memory.problem
 
     def update(self, tensors: Tensors) -> None:
         """Updates all ranks, see ModelMemory.update(): each gets every tensor whole and keeps its part. Raises
@@ -176,12 +176,12 @@ class TensorParallelModel:
 
     def opened(self, folder: Path) -> Checkpoint:
         """Returns what ModelMemory.opened() does. Rank 0 checks whole tensors, hence for all ranks."""
-        return self.own.opened(folder)
+        return self.own.memory.opened(folder)
 
     def read(self, checkpoint: Checkpoint) -> None:
         """Every rank reads its part. Raises RankLostError: a rank that cannot read ends, and this worker with it."""
         told = self.ranks.tell(ReadWeights(str(checkpoint.folder)))
-        self.own.read(checkpoint)
+        self.own.memory.read(checkpoint)
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
 
     def _share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ class OwnAssembly(EngineAssembly):
     """Our own engine, which a program may also step itself."""
 
     engine: Engine
-    memory: "ModelMemory | LoadedModel | TensorParallelModel"
+    memory: "ModelMemory | TensorParallelModel"
     kv: SharedKv
 
 
@@ -62,15 +62,17 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
 
     engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
     loaded: LoadedModel | TensorParallelModel
+    memory: ModelMemory | TensorParallelModel
     if config.engine.tensor_parallel == 1:
         loaded = load_model(files, engine_config)
-        manager = _manager(files, config, loaded.slab, loaded)
+        memory = loaded.memory
+        manager = _manager(files, config, loaded.slab, memory)
     else:
-        loaded = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
+        loaded = memory = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
     kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs)
-    return _assembled(files, config, engine, loaded, functools.partial(EngineLoop, engine), kv, loaded.close)
+    return _assembled(files, config, engine, memory, functools.partial(EngineLoop, engine), kv, loaded.close)
 
 
 def build_mock(config: ServingConfig) -> OwnAssembly:
@@ -108,7 +110,7 @@ def _manager(
     files: ModelFiles,
     config: ServingConfig,
     slab: Slab,
-    memory: "ModelMemory | LoadedModel | TensorParallelModel",
+    memory: "ModelMemory | TensorParallelModel",
     on_ranks: "TensorParallelModel | None" = None,
 ) -> BlockManager:
     """on_ranks: has the tiers of all ranks; None: there is one rank."""
@@ -124,7 +126,7 @@ def _assembled(
     files: ModelFiles,
     config: ServingConfig,
     engine: Engine,
-    memory: "ModelMemory | LoadedModel | TensorParallelModel",
+    memory: "ModelMemory | TensorParallelModel",
     make_loop: MakeLoop,
     kv: SharedKv,
     close: Callable[[], None],
