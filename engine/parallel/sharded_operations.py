@@ -107,7 +107,7 @@ class ShardedOperations:
         return _Begun(self._inner, _Here(self._collective.sum(self._inner.linear(x, weight))))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Here:
     """Implements `OnItsWay` for a sum on the current stream."""
 
@@ -117,7 +117,7 @@ class _Here:
         return (self.part,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
     """Implements `Sum`."""
 
