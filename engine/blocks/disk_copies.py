@@ -40,45 +40,35 @@ class DiskTier(Protocol):
     @property
     def num_errors(self) -> int:
         """Reads and writes that failed."""
-        ...
 
     @property
     def block_s(self) -> float:
         """Seconds that a block takes to be read, by the last ones; 0: none was read."""
-        ...
 
     @property
     def max_writes(self) -> int:
         """The most writes that may be on their way; 0 while the disk cannot be written."""
-        ...
 
     def write(self, slot: int, copy: int, block: DiskBlock) -> None:
         """Begins to write a host slot's block to a copy."""
-        ...
 
     def read(self, copy: int, slot: int, block: DiskBlock) -> None:
         """Begins to read a block into a host slot."""
-        ...
 
     def done(self) -> list[Done]:
         """Returns the reads and writes that have ended since the last call."""
-        ...
 
     def read_s(self, num_blocks: int) -> float:
         """Seconds until so many more blocks would be read; infinite when the disk does not answer."""
-        ...
 
     def wipe(self) -> None:
         """Forgets all that was written, after the writes that were asked for."""
-        ...
 
     def move(self, name: str) -> None:
         """Wipes, and goes on in the folder of that name; where that fails, writes nothing any more."""
-        ...
 
     def close(self) -> None:
         """Ends, after all reads and writes that were asked for."""
-        ...
 
 
 class DiskCopies:

@@ -15,21 +15,16 @@ class LowerTier(Protocol):
 
     def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         """Copies blocks of the device into slots."""
-        ...
 
     def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
         """Copies slots into blocks of the device."""
-        ...
 
     @property
     def block_s(self) -> float:
         """Seconds that a block takes back to the device, by what was measured; 0: nothing was."""
-        ...
 
     def load_s(self, num_blocks: int) -> float:
         """Seconds until so many more blocks would be on the device."""
-        ...
 
     def close(self) -> None:
         """Gives the memory back. There is no other call after it."""
-        ...

@@ -31,11 +31,9 @@ class RankRunner(Runner, Protocol):
 
     def follow(self, step: Any, layer_done: LayerDone | None) -> None:
         """Takes part in a step that rank 0 has told; called on the other ranks."""
-        ...
 
     def close(self) -> None:
         """Releases what steps hold; there is no step after it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,19 +42,15 @@ class Attention(Protocol):
     def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
         """Normalises and rotates [num_tokens, heads + 2 * kv_heads, head_dim], which may be overwritten, and writes
         keys and values into the blocks of the spans. Returns the queries."""
-        ...
 
     def store_and_decode(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
         """`store` and `decode` for a step of decodes alone; a backend may fuse them."""
-        ...
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
         """Attends with the queries of the prefill spans, in order. `out`: contiguous, of the same shape."""
-        ...
 
     def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
         """Attends with one query per decode span, in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

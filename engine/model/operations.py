@@ -15,41 +15,32 @@ from torch import Tensor
 class Operations(Protocol):
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden] in new memory."""
-        ...
 
     def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """x @ weight.T, in `out` if given."""
-        ...
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         """Adds `parts`, two at most, to `hidden` in place, and returns its RMS norm."""
-        ...
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
     ) -> Tensor:
         """linear(norm(hidden), weight), in `out` if given."""
-        ...
 
     def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
         """silu(gate) * up [num_tokens, n], where gate and up are the halves of x @ gate_up.T, `gate_up` [2 * n, k]."""
-        ...
 
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """gated_linear(norm(hidden), gate_up)"""
-        ...
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         """hidden += x @ weight.T. The other operations see the sum at once, everybody else after `settle`."""
-        ...
 
     def settle(self, hidden: Tensor) -> None:
         """Completes the additions to `hidden`."""
-        ...
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         """The pieces of `rows` [num_tokens, ...] that a layer should compute one after the other where it can."""
-        ...
 
 
 class TorchOperations:

@@ -25,7 +25,6 @@ class Sum(Protocol):
     def finish(self, hidden: Tensor, norm: Tensor | None, eps: float) -> Tensor | None:
         """`hidden` += the sum of all ranks' parts. Returns the RMS norm of the result, or None when there are no
         weights for it or the caller has to compute it."""
-        ...
 
 
 class FewRows(Protocol):
@@ -41,7 +40,6 @@ class OnItsWay(Protocol):
 
     def parts(self) -> tuple[Tensor, ...]:
         """The tensors to add, in this order; the current stream waits for them."""
-        ...
 
 
 class ManyRows(Protocol):

@@ -33,7 +33,6 @@ class Peer(Protocol):
 
     def lost(self, problem: str | None = None) -> RankLostError:
         """The error with which a worker ends; `problem` None: the process has ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

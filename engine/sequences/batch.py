@@ -75,15 +75,12 @@ class StepOnItsWay(Protocol):
     def draw(self) -> None:
         """Samples what depends on the tokens of the step before. The engine calls it once, when it knows these and has
         submitted no later step; not where the runner's depth is 0."""
-        ...
 
     def tokens(self) -> Run[SampledToken]:
         """Waits for the step. Returns one token per item with `sample` set, in the order of `batch.items`."""
-        ...
 
     def scores(self) -> Run[TokenScores]:
         """One per item of `batch.scored`, once `tokens` has returned."""
-        ...
 
 
 class StepDone(Struct, frozen=True):
@@ -114,4 +111,3 @@ class Runner(Protocol):
 
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> StepOnItsWay:
         """Starts the step. Writes KV into the slab, in each layer after the moves of its sequences' blocks."""
-        ...

@@ -16,24 +16,19 @@ class Move(Protocol):
 
     def is_enqueued(self) -> bool:
         """Whether the device knows of all the copies, so that a step may be launched that comes after them."""
-        ...
 
     def left_s(self) -> float:
         """About how long they go on; 0 when they have ended."""
-        ...
 
     def before(self, layer: int) -> None:
         """What a step enqueues from now on comes after the copies that its work in this layer needs; BEFORE_STEP: that
         any of its work needs, which waits until all copies are enqueued. Called in the order of the layers."""
-        ...
 
     def then(self, wake: Callable[[], object]) -> None:
         """Calls `wake` on some thread when they have ended."""
-        ...
 
     def wait(self) -> None:
         """Returns when they have ended."""
-        ...
 
 
 class Moves:

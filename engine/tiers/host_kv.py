@@ -27,7 +27,6 @@ class HostTier(LowerTier, Protocol):
 
     def content(self, slot: int) -> memoryview:
         """The bytes of a slot, for the disk tier. From any thread, which waits for copies of the slot."""
-        ...
 
 
 class HostKv:
