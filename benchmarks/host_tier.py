@@ -237,7 +237,7 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
     seed = 100
     began = time.perf_counter()
     cache = server.manager.cache
-    while cache.content(cache._block_of[first_hash(prompt(1, PREFIX))]) is not None:
+    while cache.content(cache.table.block_of[first_hash(prompt(1, PREFIX))]) is not None:
         server.first_token_s(f"push {seed}", prompt(seed, PREFIX))
         seed += 1
         limit = time.perf_counter() + 5

@@ -2,7 +2,6 @@
 answer changes."""
 
 import os
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace as replaced
@@ -15,13 +14,12 @@ from msgspec.structs import replace
 from engine.tiers import disk_kv as module
 from engine.tiers.block_files import BlockFiles
 from engine.tiers.disk_kv import check_disk_kv, check_folder, fingerprint
-from engine.tiers.host_kv import HostKv
 from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from runtime.errors import ConfigError
 from tests.engine.kv_oracle import make_sequence
-from tests.engine.tiers.disk_worker import TIMEOUT_S, Worker, conversations, prompt, worker
+from tests.engine.tiers.disk_worker import TIMEOUT_S, conversations, prompt, worker
 from worker.engines.own import build_engine
 
 
@@ -99,36 +97,6 @@ def test_a_damaged_disk_costs_time_and_no_answer(
     with worker(tiny_model, tmp_path) as one:
         assert one.answers(prompts) == expected(prompts)
         assert one.engine.block_manager.tiers.num_disk_errors > 0
-
-
-def test_what_is_damaged_in_host_memory_is_used_neither_from_there_nor_from_the_disk(
-    tiny_model: Path, tmp_path: Path, expected: Callable[[list[list[int]]], list[list[int]]]
-) -> None:
-    dice, prompts = random.Random(2), conversations(25, 3)
-    answers = expected(prompts)
-    num_damaged = num_disk_errors = 0
-    for _ in range(2):
-        with worker(tiny_model, tmp_path, checked=True) as one:
-            manager = one.engine.block_manager
-            tier = manager._tier
-            assert isinstance(tier, HostKv)
-
-            def damage(most: int, of: Worker = one, tier: HostKv = tier) -> None:
-                cache = of.engine.block_manager._cache
-                idle = sorted(set(cache._lowered) - cache.copies.sources)
-                for slot in dice.sample(idle, min(len(idle), most)):
-                    tier.content(slot - cache.num_blocks)[dice.randrange(tier.slot_bytes)] ^= 1
-
-            for tokens, answer in zip(prompts, answers, strict=True):
-                damage(2)
-                assert one.answer(tokens)[1] == answer
-            damage(99)
-            while manager.tiers.flush():
-                one.until_written()
-            num_damaged += manager.num_damaged
-            num_disk_errors += manager.tiers.num_disk_errors
-    assert num_damaged > 0
-    assert num_disk_errors > 0, "they were written with the checksums that they had before"
 
 
 @pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), ValueError("a fault of ours")], ids=repr)
