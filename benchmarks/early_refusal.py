@@ -83,10 +83,6 @@ PRECISION = 1 / 32  # of the rate that is searched
 GOAL_WRONG, GOAL_GOODPUT = 0.02, 0.95
 LEAST_S = 30.0  # of a run: in a shorter one, answers have not yet filled the fleet
 LOOKS = 100  # requests between looks at whether a rate is too high
-FIGURES = (
-    *("rate/s", "capacity/s", "at best/s", "refused", "probes", "wrongly", "of meetable", "in time alone", "harmless"),
-    *("gain", "late of those let in", "in time/s", "of goal's", "of rate", "expected too high, ms"),
-)
 
 Range = tuple[float, float]
 
@@ -114,9 +110,15 @@ class Probed(Struct, frozen=True):
         harmless, gains = sum(map(run.was_harmless, probes)), [run.gain(probe) for probe in probes]
         missed, met = refused * wrong / count, (1 - refused) * (1 - late)
         return cls(
-            *(count, wrong / count, interval(wrong, count), missed / (missed + met) if missed + met else None),
-            *(alone / count, harmless / count, interval(harmless, count)),
-            *(fmean(gains), stdev(gains) / math.sqrt(count) if count > 1 else None),
+            probes=count,
+            wrong=wrong / count,
+            wrong_range=interval(wrong, count),
+            wrong_of_meetable=missed / (missed + met) if missed + met else None,
+            in_time_alone=alone / count,
+            harmless=harmless / count,
+            harmless_range=interval(harmless, count),
+            gain=fmean(gains),
+            gain_error=stdev(gains) / math.sqrt(count) if count > 1 else None,
         )
 
 
@@ -237,28 +239,36 @@ def rows_of(kind: str, seed: int, options: argparse.Namespace) -> list[Row]:
 def print_rows(rows: list[Row]) -> None:
     """The figures of one kind below each other, the runs side by side."""
     table = Table(rows[0].kind, *(f"load {row.load:g}\nseed {row.seed}\n{row.rule}" for row in rows))
-    for name, *cells in zip(FIGURES, *map(figures, rows), strict=True):
-        table.add_row(name, *cells)
+    shown = [figures(row) for row in rows]
+    for name in shown[0]:
+        table.add_row(name, *(one[name] for one in shown))
     Console().print(table)
 
 
-def figures(row: Row) -> list[str]:
-    """The figures, in the order of FIGURES."""
+def figures(row: Row) -> dict[str, str]:
     probed = row.probed
 
     def share(value: float | None, limits: Range | None = None) -> str:
         text = "-" if value is None else f"{value:.1%}"
         return text if limits is None else f"{text} ({limits[0]:.0%} to {limits[1]:.0%})"
 
-    return [
-        *(f"{per_s:.1f}" for per_s in (row.rate_per_s, row.capacity_per_s, row.best_per_s)),
-        *(share(row.refused), str(probed.probes), share(probed.wrong, probed.wrong_range)),
-        *(share(probed.wrong_of_meetable), share(probed.in_time_alone)),
-        share(probed.harmless, probed.harmless_range),
-        "-" if probed.gain_error is None else f"{probed.gain:.2f} +- {probed.gain_error:.2f}",
-        *(share(row.late), f"{row.in_time_per_s:.1f}", share(row.goodput), share(row.goodput_of_rate)),
-        " ".join(f"{error:.0f}" for error in row.too_high_ms),
-    ]
+    return {
+        "rate/s": f"{row.rate_per_s:.1f}",
+        "capacity/s": f"{row.capacity_per_s:.1f}",
+        "at best/s": f"{row.best_per_s:.1f}",
+        "refused": share(row.refused),
+        "probes": str(probed.probes),
+        "wrongly": share(probed.wrong, probed.wrong_range),
+        "of meetable": share(probed.wrong_of_meetable),
+        "in time alone": share(probed.in_time_alone),
+        "harmless": share(probed.harmless, probed.harmless_range),
+        "gain": "-" if probed.gain_error is None else f"{probed.gain:.2f} +- {probed.gain_error:.2f}",
+        "late of those let in": share(row.late),
+        "in time/s": f"{row.in_time_per_s:.1f}",
+        "of goal's": share(row.goodput),
+        "of rate": share(row.goodput_of_rate),
+        "expected too high, ms": " ".join(f"{error:.0f}" for error in row.too_high_ms),
+    }
 
 
 def _kinds(text: str) -> list[str]:

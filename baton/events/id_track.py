@@ -6,10 +6,6 @@ class IdTrack:
         self.last = 0  # highest id seen; 0: none
         self.missing: list[range] = []  # between the first and the last one seen
 
-    @property
-    def num_missing(self) -> int:
-        return sum(map(len, self.missing))
-
     def observe(self, event_id: int) -> bool:
         """Notes an id. False if it was seen before: publishers send again what was not acknowledged."""
         if event_id > self.last:

@@ -43,7 +43,6 @@ class ChildProcess(LocalProcess):
         self._environment = dict(environment)
         self._log_file = log_file
         self._ready: asyncio.Future[Ready] | None = None
-        self._stdout_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         with _stderr_target(self._log_file) as stderr:
@@ -57,7 +56,7 @@ class ChildProcess(LocalProcess):
                 start_new_session=True,  # Ctrl-C in a terminal is for us; we end the children in order
             )
         self._ready = asyncio.get_running_loop().create_future()
-        self._stdout_task = asyncio.create_task(self._read_stdout(self._process, self._ready))
+        self._reader = asyncio.create_task(self._read_stdout(self._process, self._ready))
 
     @property
     def was_ready(self) -> bool:
@@ -69,13 +68,6 @@ class ChildProcess(LocalProcess):
         if not done:
             raise ProcessFailedError(self.name, f"was not ready within {timeout_s:.0f} s", self.log_tail())
         return self._ready.result()
-
-    async def wait(self) -> ProcessExit:
-        assert self._process is not None, "not started"
-        assert self._stdout_task is not None
-        returncode = await self._process.wait()
-        await asyncio.shield(self._stdout_task)
-        return ProcessExit(self.name, self.pid, returncode, self.log_tail())
 
     def log_tail(self) -> str:
         with contextlib.suppress(FileNotFoundError):

@@ -76,14 +76,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m baton.service.many_workers", allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="serving.yaml with the NATS URL filled in")
     parser.add_argument("--name", default="workers", help="of the process, in logs")
-    parser.add_argument("--prefill", type=int, default=0, metavar="N", help="workers prefill-1 to prefill-N")
-    parser.add_argument("--decode", type=int, default=0, metavar="N", help="workers decode-1 to decode-N")
-    parser.add_argument("worker_ids", nargs="*", type=worker_id, metavar="WORKER_ID", help="ROLE-NAME")
+    parser.add_argument("worker_ids", nargs="+", type=worker_id, metavar="WORKER_ID", help="ROLE-NAME")
     arguments = parser.parse_args(argv)
-    for role in ROLES:
-        arguments.worker_ids += [f"{role}-{number}" for number in range(1, getattr(arguments, role) + 1)]
-    if not arguments.worker_ids:
-        parser.error("name a worker, or how many")
     if strange := [one for one in arguments.worker_ids if role_of(one) not in ROLES]:
         parser.error(f"{strange[0]!r} does not begin with {' or '.join(ROLES)}")
     if len(set(arguments.worker_ids)) < len(arguments.worker_ids):

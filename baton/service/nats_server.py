@@ -23,7 +23,7 @@ from runtime.errors import ConfigError, UnavailableError
 from runtime.own_files import make_folder
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import write_private
-from runtime.processes.process import ProcessExit, Ready
+from runtime.processes.process import Ready
 from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ class NatsServer(LocalProcess):
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
         self._shown: Pair | None = None
-        self._log_task: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._log_tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
 
     @property
     def url(self) -> str:
@@ -92,18 +91,19 @@ class NatsServer(LocalProcess):
         if self._temporary_dir is None:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-", dir=self._folder)
         self.stopping = False
-        self._log_tail.clear()
+        self._lines.clear()
+        command = launch_command(str(find_binary()))
+        command += ["--addr", self.host, "--port", str(self.port or -1)]
+        command += ["--jetstream", "--store_dir", str(self.store_dir), "--config", str(self._write_config())]
         self._process = await asyncio.create_subprocess_exec(
-            *launch_command(str(find_binary())),
-            *("--addr", self.host, "--port", str(self.port or -1), "--jetstream", "--store_dir", str(self.store_dir)),
-            *("--config", str(self._write_config())),
+            *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is for us; the server must outlive the draining workers
         )
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._log_task = asyncio.create_task(self._read_log(self._process, log_file, ready))
+        self._reader = asyncio.create_task(self._read_log(self._process, log_file, ready))
         if self._login.tls is not None:
             self._renewal = asyncio.create_task(self._renew(self._process, self._login.tls))
         try:
@@ -111,20 +111,12 @@ class NatsServer(LocalProcess):
         except (TimeoutError, EOFError) as error:
             await self.kill()
             what = "exited" if isinstance(error, EOFError) else f"was not ready within {START_TIMEOUT_S:.0f} s"
-            raise UnavailableError(f"the NATS server {what}: {self._last_words()}") from error
+            raise UnavailableError(f"the NATS server {what}: {self.log_tail()}") from error
         log.debug("nats server ready", url=self.url, pid=self.pid)
 
     async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
         """Returns at once: the server is ready when `start` returns."""
         return Ready(self.name, self.name, self.pid, {self.name: self.url})
-
-    async def wait(self) -> ProcessExit:
-        process, log_task = self._process, self._log_task
-        assert process is not None, "not started"
-        assert log_task is not None
-        returncode = await process.wait()
-        await asyncio.shield(log_task)
-        return ProcessExit(self.name, process.pid, returncode, self._last_words())
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Ends the server in order, and removes a temporary folder. Idempotent."""
@@ -182,9 +174,10 @@ class NatsServer(LocalProcess):
                 self._write_config()
                 process.send_signal(signal.SIGHUP)
 
-    def _last_words(self) -> str:
-        fatal = [line for line in self._log_tail if "[FTL]" in line or "[ERR]" in line]
-        return "\n".join(fatal or self._log_tail)
+    def log_tail(self) -> str:
+        """Its errors, if it has logged any lately."""
+        fatal = [line for line in self._lines if "[FTL]" in line or "[ERR]" in line]
+        return "\n".join(fatal or self._lines)
 
     async def _read_log(
         self, process: asyncio.subprocess.Process, log_file: BinaryIO, ready: asyncio.Future[int]
@@ -197,7 +190,7 @@ class NatsServer(LocalProcess):
             async for line in process.stderr:
                 with contextlib.suppress(OSError):  # as on a full disk: lines get lost, and NATS goes on
                     log_file.write(line)
-                self._log_tail.append(line.decode(errors="replace").rstrip())
+                self._lines.append(line.decode(errors="replace").rstrip())
                 if match := _LISTENING.search(line):
                     port = int(match[1])
                 if _READY in line and not ready.done():

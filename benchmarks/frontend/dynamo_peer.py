@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,25 +84,30 @@ class DynamoService:
 
     def _commands(self) -> Iterator[list[str]]:
         """The frontend's command first, then one for each role's process of workers."""
-        yield [
-            *("dynamo.frontend", "--http-host", HOST, "--http-port", str(self._port), "--router-mode", "kv"),
-            *("--tokenizer", self._tokenizer, "--no-tokenizer-fallback"),
-        ]
+        frontend = {
+            "--http-host": HOST,
+            "--http-port": self._port,
+            "--router-mode": "kv",
+            "--tokenizer": self._tokenizer,
+        }
+        yield ["dynamo.frontend", *_flags(frontend), "--no-tokenizer-fallback"]
         workers, engine, mock = self._config.workers, self._config.engine, self._config.mock
         roles = [(role, workers.count(role)) for role in ROLES] if workers.count(PREFILL) else []
         for role, count in roles or [("agg", workers.count(DECODE))]:
-            yield [
-                *("dynamo.mocker", "--model-path", str(self._folder / "model"), "--model-name", self._files.name),
-                *("--disaggregation-mode", role, "--num-workers", str(count)),
-                *(
-                    "--block-size",
-                    str(engine.block_size),
-                    "--num-gpu-blocks-override",
-                    str(mock.kv_blocks),
-                ),
-                *("--max-num-batched-tokens", str(engine.max_batch_tokens), "--max-num-seqs", str(engine.max_running)),
-                *("--speedup-ratio", str(mock.speed_up), "--kv-bytes-per-token", "8", "--kv-transfer-bandwidth", "0"),
-            ]
+            flags = {
+                "--model-path": self._folder / "model",
+                "--model-name": self._files.name,
+                "--disaggregation-mode": role,
+                "--num-workers": count,
+                "--block-size": engine.block_size,
+                "--num-gpu-blocks-override": mock.kv_blocks,
+                "--max-num-batched-tokens": engine.max_batch_tokens,
+                "--max-num-seqs": engine.max_running,
+                "--speedup-ratio": mock.speed_up,
+                "--kv-bytes-per-token": 8,
+                "--kv-transfer-bandwidth": 0,
+            }
+            yield ["dynamo.mocker", *_flags(flags)]
 
     async def _start(self, arguments: list[str], log: Path) -> asyncio.subprocess.Process:
         settings = {
@@ -114,7 +119,10 @@ class DynamoService:
         with log.open("wb") as file:
             return await asyncio.create_subprocess_exec(
                 *launch_command(str(self._python)),
-                *("-E", "-P", "-m", *arguments),  # the peer must not see our PYTHONPATH
+                "-E",  # the peer must not see our PYTHONPATH
+                "-P",
+                "-m",
+                *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=asyncio.subprocess.STDOUT,
@@ -167,3 +175,7 @@ def _free_port() -> int:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    return [word for name, value in values.items() for word in (name, str(value))]

@@ -94,7 +94,10 @@ class Router:
             self._expectations[request.number] = expectation
         most = (request.prompt_tokens - 1) // self._block_size
         charge = self.ledger.charge(
-            *(str(request.number), decode, prefill, request.prompt_tokens),
+            str(request.number),
+            decode,
+            prefill,
+            request.prompt_tokens,
             request.prompt_tokens - min(int(held), most) * self._block_size,
             held_blocks=min(int(question.decode.cached[answer.decode]), most),
             is_dated=self._due_ms < math.inf,

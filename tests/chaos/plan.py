@@ -16,7 +16,6 @@ from tests.tiny_model import VOCAB_SIZE
 SHARED_PROMPTS = 12  # beginnings that prompts share, so that prefixes hit
 LONG_HOLD_CHANCE = 0.04  # a fault that may last long does so this often, because such a round takes long
 MOST_PROMPT_TOKENS = 1000
-MOST_ANSWER_TOKENS = 90
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,9 @@ async def asking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         server = await asyncio.start_server(echo, there.address, 0)
         port = server.sockets[0].getsockname()[1]
         address = there.address if request.param == "AF_INET" else f"::ffff:{there.address}"
+        command = [sys.executable, "-c", ASK, request.param, address, str(port)]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ASK, request.param, address, str(port)),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -135,11 +135,15 @@ async def header_floods(stranger: Stranger) -> None:
 
 async def resets(stranger: Stranger) -> None:
     """Calls that are given up as soon as they are made."""
-    fields = (
-        *((":method", "POST"), (":scheme", "http"), (":path", "/baton.v1.Inference/Generate")),
-        *((":authority", "localhost"), ("content-type", "application/grpc"), ("te", "trailers")),
-    )
-    head = b"".join(literal(*field) for field in fields)
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/baton.v1.Inference/Generate",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(literal(name, value) for name, value in fields.items())
 
     async def talk(lines: Lines) -> None:
         lines[1].write(PREFACE + frame(SETTINGS, 0, 0, b""))

@@ -58,7 +58,9 @@ class RayFleet(UpFleet):
     async def start(self) -> None:
         with (self.folder / "ray-nodes.log").open("ab") as log:
             self._owner = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.chaos.service.ray_nodes"),
+                sys.executable,
+                "-m",
+                "tests.chaos.service.ray_nodes",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

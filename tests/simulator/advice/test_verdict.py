@@ -73,8 +73,13 @@ def test_layouts_are_all_splits_of_all_sizes_of_workers() -> None:
     mixed, splits = layouts([KIND, TWO_GPUS], 4, (512,), 8192)
     assert [name(one) for one in mixed] == ["4 mixed, 512 tokens a step", "2 mixed x 2 GPUs, 512 tokens a step"]
     assert {name(one) for one in splits} == {
-        *("1P + 3D", "2P + 2D", "3P + 1D", "1P x 2 GPUs + 2D", "1P x 2 GPUs + 1D x 2 GPUs"),
-        *("1P + 1D x 2 GPUs", "2P + 1D x 2 GPUs"),
+        "1P + 3D",
+        "2P + 2D",
+        "3P + 1D",
+        "1P x 2 GPUs + 2D",
+        "1P x 2 GPUs + 1D x 2 GPUs",
+        "1P + 1D x 2 GPUs",
+        "2P + 1D x 2 GPUs",
     }
     assert all(one.gpus <= 4 for one in mixed + splits)
     assert len(layouts([KIND], 1000, (512,), 8192)[1]) <= 31
