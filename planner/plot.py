@@ -1,15 +1,12 @@
-"""A plot of a journal: load, workers with their targets, and latencies over time.
-
-Needs matplotlib: `pip install matplotlib`.
-"""
+"""A plot of a journal: load, workers with their targets, and latencies over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton_proto.planner import ROLES, Observation, Target
 from planner.policy.observation import counts
-from runtime.errors import ConfigError
+from runtime.pictures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +20,8 @@ def plot_decisions(
 ) -> None:
     """Writes an image with a panel for load, one for the workers of each side, and one for TTFT and ITL with
     `targets_ms`. Raises ConfigError when matplotlib is missing or the file cannot be written."""
-    figure, axes = _panels(2 + len(sides))
+    figure = new_figure(WIDTH, HEIGHT)
+    axes = figure.subplots(2 + len(sides), 1, sharex=True)
     first_s = observations[0].time_s
     unit, unit_s = _unit(observations[-1].time_s - first_s)
     times = [(observation.time_s - first_s) / unit_s for observation in observations]
@@ -35,19 +33,7 @@ def plot_decisions(
     for panel in axes:
         panel.legend(loc="upper right", fontsize="small")
         panel.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: an unknown file type
-        raise ConfigError(str(path), str(error)) from error
-
-
-def _panels(count: int) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot", "needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    return figure, figure.subplots(count, 1, sharex=True)
+    save_figure(figure, path)
 
 
 def _unit(length_s: float) -> tuple[str, float]:

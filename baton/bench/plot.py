@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.bench.measured import Point
-from runtime.errors import ConfigError
+from runtime.pictures import new_figure, save_figure
 
 
 def draw(points: Sequence[Point], title: str, file: Path) -> None:
     """Raises ConfigError when there is no matplotlib, or `file` cannot be written."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot", "needs matplotlib: pip install 'baton-serve[plot]'") from error
-    figure = Figure(figsize=(8, 6), layout="constrained")
+    figure = new_figure(8, 6)
     figure.suptitle(title)
     axes = figure.subplots(2, 1, sharex=True)
     speeds = [point.output_tokens_per_s for point in points]
@@ -30,7 +26,4 @@ def draw(points: Sequence[Point], title: str, file: Path) -> None:
         axes[0].annotate(point.load, (speed, point.ttft_ms.p50), fontsize="small")
     axes[0].legend()
     axes[1].set_xlabel("output tokens per second")
-    try:
-        figure.savefig(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError("--plot", f"{file}: {error}") from error
+    save_figure(figure, file)

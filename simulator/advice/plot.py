@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.errors import ConfigError
+from runtime.pictures import new_figure, save_figure
 from simulator.advice.comparison import Standing
 from simulator.advice.layouts import name
 from simulator.advice.verdict import Point
@@ -13,11 +13,7 @@ SHOWN = 20  # layouts
 
 def draw(points: Sequence[Point], standings: Sequence[Standing], gpus: int, rate: float, file: Path) -> None:
     """`standings`: the best first. Raises ConfigError when there is no matplotlib, or `file` cannot be written."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot", "needs matplotlib: pip install 'baton-serve[plot]'") from error
-    figure = Figure(figsize=(9, 9), layout="constrained")
+    figure = new_figure(9, 9)
     over_rate, bars = figure.subplots(2, 1)
     rates = [point.rate for point in points]
     over_rate.plot(rates, [point.mixed / gpus for point in points], "o-", label="best mixed layout")
@@ -37,7 +33,4 @@ def draw(points: Sequence[Point], standings: Sequence[Standing], gpus: int, rate
     colours = ["tab:orange" if one.layout.prefill else "tab:blue" for one in shown]
     bars.barh([name(one.layout) for one in shown], means, xerr=spans, color=colours)
     bars.set_xlabel("requests/s per GPU carried within the targets, with the least and the most of the seeds")
-    try:
-        figure.savefig(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError("--plot", f"{file}: {error}") from error
+    save_figure(figure, file)

@@ -114,7 +114,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(journal: Path, monkeypat
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     result = runner.invoke(app, ["plan", "replay", str(journal), "--plot", str(journal.with_suffix(".png"))])
     assert result.exit_code == 2
-    assert "pip install matplotlib" in result.output
+    assert "pip install 'baton-serve[plot]'" in result.output
 
 
 def test_a_plot_is_a_picture(journal: Path) -> None:
