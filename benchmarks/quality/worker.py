@@ -329,9 +329,9 @@ class SimulatedWorker:
 
     def _follows(self, job: Job, leaders: list[Job]) -> bool:
         """Whether the job waits until an earlier one has computed what both begin with."""
-        cached = -1
+        cached, size = -1, self.blocks.block_size
         for leader in leaders:
-            shared = self.blocks.shared_tokens(job.sequence, leader.sequence) if _number(leader) < _number(job) else 0
+            shared = job.sequence.shared_tokens(leader.sequence, size) if _number(leader) < _number(job) else 0
             if leader.sequence.num_computed_tokens >= shared:
                 continue
             cached = self.blocks.tiers.cached_tokens(job.sequence) if cached < 0 else cached
