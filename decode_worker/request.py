@@ -52,12 +52,12 @@ class Request:
 
     @property
     def late(self) -> Failure:
-        """How it ends when it is out of time."""
+        """The failure of a request that is out of time."""
         return Failure("deadline", f"not finished within {self.submit.timeout_s:.1f} s", retryable=False)
 
     @property
     def is_arriving(self) -> bool:
-        """Of a request with a lease: whether its KV is still expected."""
+        """Whether the KV of a request with a lease is still expected."""
         return self.phase is not Phase.ENDED and self.sequence.status is SequenceStatus.REMOTE
 
     @property

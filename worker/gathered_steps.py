@@ -30,7 +30,7 @@ class GatheredSteps:
         self._step_began_s = self._due_s = 0.0
 
     def add(self, output: StepOutput) -> StepOutput | None:
-        """What leaves now, in the order in which it came; None while it may wait for the next step."""
+        """Returns what leaves now, in the order in which it came; None while it may wait for the next step."""
         now_s = self._clock()
         step_s, self._step_began_s = now_s - self._step_began_s, now_s
         is_due = now_s + step_s / 2 >= self._due_s
@@ -42,7 +42,7 @@ class GatheredSteps:
         return None
 
     def take(self) -> StepOutput | None:
-        """What waits leaves now, because something that came later does."""
+        """Returns what waits, because something that came later leaves now."""
         taken, self._held = self._held, None
         self._by_sequence = {}
         return taken

@@ -54,7 +54,7 @@ class RouterStream:
             self._leave_in_time()
 
     def send_tokens(self, request_id: str, token_ids: list[int]) -> None:
-        """As `send` of a delta with nothing else. The list is the stream's from now on."""
+        """Sends a delta with nothing but tokens. The list is the stream's from now on."""
         waiting = self._deltas.get(request_id)
         if waiting is None:
             self._deltas[request_id] = [Delta(request_id, token_ids)]

@@ -37,7 +37,11 @@ OWNED = {
 """Arguments of vLLM that Baton decides, by the key that says how; "": nobody else may."""
 
 OURS_ALONE = (
-    *("attention", "host_kv_memory", "disk_kv", "prefill_batch_tokens", "prefill_tensor_parallel"),
+    "attention",
+    "host_kv_memory",
+    "disk_kv",
+    "prefill_batch_tokens",
+    "prefill_tensor_parallel",
     "prepare_sleep",
 )
 """Keys of the section `engine` that vLLM has nothing for. In a mixed service they are our own engine's."""

@@ -26,7 +26,7 @@ REFUSALS = (ValueError, TypeError, KeyError)
 """What vLLM's checks of a request raise."""
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """Ours by vLLM's; any other one is an error."""
-OTHER_TURN = "the answer, computed again from its beginning, is not what the client has of it"
+OTHER_TURN = "recomputing the answer gave other tokens than those already sent"
 
 
 class VllmEngine:
@@ -95,7 +95,7 @@ class VllmEngine:
         return request_id
 
     def _named(self, name: str) -> Sequence | None:
-        """None: it is gone."""
+        """The sequence of this name in vLLM; None: it is gone."""
         return self._sequences.get(name)
 
     def _request(self, sequence: Sequence) -> Any:
@@ -180,7 +180,7 @@ class VllmEngine:
         self.timed_steps.add(stats, outputs.timestamp, self._context_tokens())
 
     def _news(self, sequence: Sequence, item: Any, timestamp_s: float) -> SequenceOutput | None:
-        """None while nothing is new to the client."""
+        """Makes the output of vLLM's news; None while nothing is new to the client."""
         request_id = sequence.request_id
         self._note_events(request_id, item)
         if item.new_token_ids and request_id in self._waiting:

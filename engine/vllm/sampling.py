@@ -6,8 +6,14 @@ from baton_proto.grammar import Grammar, GrammarKind
 from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
 
 SAME_NAME = (
-    *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logprobs", "logit_bias"),
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "logit_bias",
 )
 """Parameters with vLLM's name and meaning."""
 TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")

@@ -31,6 +31,6 @@ class VllmSteps:
             )
 
     def take(self) -> list[TimedStep]:
-        """Those that were kept since the last call."""
+        """Returns the steps that were kept since the last call."""
         steps, self._steps = self._steps, []
         return steps

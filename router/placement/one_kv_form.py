@@ -1,5 +1,5 @@
-"""Workers with different forms of KV in one service, such as two versions of vLLM: a request goes to those of one form,
-because a prompt's KV is no use to the others. Pure."""
+"""Workers with different forms of KV in one service, such as two versions of an engine: a request goes to those of one
+form, because a prompt's KV is no use to the others. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -29,7 +29,7 @@ def test_add_a_sampling_parameter(scratch: Scratch) -> None:
     first = "            _add_bias(scores, params)\n"
     toy = "            scores *= _column([p.toy for p in params], scores)\n"
     scratch.edit(sampler, first, first + toy)
-    scratch.edit("engine/vllm/sampling.py", '("logprobs", "logit_bias")', '("logprobs", "logit_bias", "toy")')
+    scratch.edit("engine/vllm/sampling.py", '    "logit_bias",\n', '    "logit_bias",\n    "toy",\n')
     scratch.run("proto/generate.py")
     scratch.run("-c", SAMPLING)
     scratch.has_followed("Add a sampling parameter")

@@ -39,7 +39,7 @@ class SharedKv:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine cannot do, or does in its own way. By default it is as ours."""
+    """What an engine cannot do, or does in its own way. The defaults are our own engine's."""
 
     masks: bool = False  # it compiles grammars itself; else sequences have matchers
     heeds_due: bool = True  # prompts whose first token is due go before others
@@ -109,7 +109,7 @@ def grammar_compiler(files: ModelFiles) -> GrammarCompiler:
 
 
 def pool_layout(files: ModelFiles, num_blocks: int, block_size: int, dtype: str = "") -> SlabLayout:
-    """Of a pool for all KV heads of the model; `dtype`: where it is not the model's."""
+    """The layout of a pool for all KV heads of the model; `dtype`: where it is not the model's."""
     model = files.config
     return SlabLayout(
         num_layers=model.num_layers,

@@ -35,7 +35,7 @@ ENGINES: Final = (
     OWN,
     EngineRow("vllm", "worker.engines.vllm:build_vllm", needs="vLLM", check="engine.vllm.arguments:check_vllm"),
 )
-"""Those that workers.engine can name."""
+"""The engines that workers.engine can name."""
 NAMES: Final = tuple(row.name for row in ENGINES)
 
 
@@ -52,13 +52,13 @@ def check_names(config: ServingConfig) -> None:
 
 
 def rows_of(config: ServingConfig) -> list[EngineRow]:
-    """Those of the workers that the service starts. Raises ConfigError for an engine that there is not."""
+    """The rows of the workers that the service starts. Raises ConfigError for an engine that there is not."""
     check_names(config)
     return [row for row in ENGINES if config.uses(row.name)]
 
 
 def row_of(config: ServingConfig) -> EngineRow:
-    """That of a worker with this configuration. Raises ConfigError for an engine that there is not."""
+    """The row of a worker with this configuration. Raises ConfigError for an engine that there is not."""
     check_names(config)
     (row,) = (row for row in ENGINES if row.name == config.workers.engine)
     return MOCK if row is OWN and is_mock(config) else row

@@ -73,7 +73,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
 
 
 def weights_fingerprint(files: ModelFiles) -> str:
-    """As our own engine names these weights, so that both may serve them together."""
+    """Names the weights as our own engine does, so that both may serve them together."""
     from engine.model.checkpoint import Checkpoint  # here: it needs torch
 
     try:

@@ -66,7 +66,7 @@ class SharedRequests:
         return step
 
     def ended(self, request: Any) -> bool:
-        """True: its blocks are kept until the connector has said that they are sent."""
+        """Whether the request's blocks are kept until the connector has said that they are sent."""
         self._to_fetch.discard(request.request_id)
         self._fetching.pop(request.request_id, None)
         self._sending.discard(request.request_id)

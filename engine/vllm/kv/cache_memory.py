@@ -103,11 +103,11 @@ class VllmSlab(AdoptedSlab):
         super().__init__(layout, _driver_of(memory), fd, "vLLM")
 
     def mark(self) -> Mark | None:
-        """None: what vLLM says to be computed is computed."""
+        """Always None: what vLLM says to be computed is computed."""
         return None
 
     def clear_behind(self, block: int, used: int) -> None:
-        """Nothing: vLLM reads its own blocks with whatever stands behind their used tokens."""
+        """Does nothing: vLLM reads its own blocks with whatever stands behind their used tokens."""
 
 
 def _driver_of(memory: CacheMemory) -> MemoryDriver:

@@ -98,7 +98,7 @@ class SharingEngine(VllmEngine):
         return request_id + AGAIN * (request_id in self._begun_again)
 
     def _named(self, name: str) -> Sequence | None:
-        """None also for news of what has begun again from before."""
+        """See `VllmEngine._named`; None also for news from before a request has begun again."""
         sequence = self._sequences.get(name.removesuffix(AGAIN))
         return sequence if sequence is not None and self._name(sequence.request_id) == name else None
 
@@ -195,7 +195,8 @@ class SharingEngine(VllmEngine):
     # --- what vLLM says -----------------------------------------------------------------------------------------------
 
     def take_kv_news(self) -> StepOutput | None:
-        """None: nothing has come. Raises UnavailableError when vLLM has ended, or ProtocolError."""
+        """Takes what vLLM's connector has said; None: nothing. Raises UnavailableError when vLLM has ended, or
+        ProtocolError."""
         news = self.link.news()
         if news is None:
             raise UnavailableError("vLLM's computing process has ended")

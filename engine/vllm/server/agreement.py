@@ -28,7 +28,7 @@ FLAG = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of a server that agrees with us."""
+    """What a server that agrees with us has told."""
 
     model: str  # its name for it
     max_model_len: int

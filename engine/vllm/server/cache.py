@@ -29,7 +29,7 @@ class ExternalCache(VllmCache):
         return events
 
     def cached_tokens(self, sequence_hashes: Sequence[int]) -> int:
-        """Of a prompt whose blocks have these names."""
+        """How many tokens of a prompt are cached, by the names of its blocks."""
         blocks = 0
         while blocks < len(sequence_hashes) and sequence_hashes[blocks] in self._held:
             blocks += 1

@@ -107,7 +107,7 @@ class ServerCore:
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> Gauges | None:
-        """None: its metrics cannot be read, or the server is lost."""
+        """Reads the server's metrics; None: they cannot be read, or the server is lost."""
         try:
             await self._server.ask("/health")
             return Gauges.read(await self._server.ask("/metrics"))

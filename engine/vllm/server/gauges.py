@@ -11,8 +11,12 @@ from prometheus_client.samples import Sample
 PREFIX: Final = "vllm:"
 CACHE = "cache_config_info"
 NUMBERS: Final = (
-    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
-    *("inter_token_latency_seconds_sum", "inter_token_latency_seconds_count", "prompt_tokens_total"),
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "inter_token_latency_seconds_sum",
+    "inter_token_latency_seconds_count",
+    "prompt_tokens_total",
 )
 
 
