@@ -75,4 +75,6 @@ def with_known(
     """`base` with fields that are known and not served, or have no effect; see json_body.py."""
     fields = [(name, Any, None) for name in not_served] + [(name, Raw, ABSENT) for name in without_effect]
     told = {"not_served": not_served, "without_effect": without_effect}
-    return msgspec.defstruct("KnownFields", fields, bases=(base,), namespace=told, frozen=True, kw_only=True)
+    made: Any = msgspec.defstruct("KnownFields", fields, bases=(base,), namespace=told, frozen=True, kw_only=True)
+    known: type[ExtendedBody] = made
+    return known

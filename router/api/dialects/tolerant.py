@@ -22,7 +22,7 @@ def _made(kind: type[Struct]) -> Any:
     changed: list[Any] = []
     for field in msgspec.structs.fields(kind):
         if (hint := _tolerant(hints[field.name])) != hints[field.name]:
-            default: Any = {"default": field.default, "default_factory": field.default_factory}
+            default: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
             changed.append((field.name, hint, msgspec.field(**default)))
     name = f"Tolerant{kind.__name__}"
     return msgspec.defstruct(name, changed, bases=(kind,), frozen=True, kw_only=True, forbid_unknown_fields=False)

@@ -13,6 +13,7 @@ from router.api.dialects.plain_request import answer_plain
 from router.api.http.json_response import encode_in_slices
 from router.api.openai.fields import ChatMessage, TextPart
 from router.api.openai.types import plain_messages
+from router.api.pages.openapi import Described
 from router.api.wishes.names import Name
 from router.api.wishes.template_variables import template_variables
 from router.api.wishes.validation import Chat, Prompt, check_model, tokenize
@@ -62,7 +63,7 @@ class Text(Struct, frozen=True):
     prompt: str  # special tokens are spelled out
 
 
-DESCRIBED = {
+DESCRIBED: Mapping[str, Described] = {
     "/tokenize": ("The tokens of a prompt or a chat", TokenizeBody, Tokens),
     "/detokenize": ("The text of tokens", DetokenizeBody, Text),
 }
