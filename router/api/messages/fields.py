@@ -166,7 +166,7 @@ class CountBody(_KnownFields, frozen=True, kw_only=True):
             named,
             not choice.disable_parallel_tool_use,
             strict=strict,
-            schema_field="tools[{}].input_schema",
+            schema_fields=[f"tools[{i}].input_schema" for i in range(len(tools))],
         )
 
 

@@ -123,7 +123,7 @@ def client_tools(tools: Raw, choice: Any, parallel: bool | None) -> ClientTools:
     for i, tool in enumerate(read_tools(tools)):
         given.add(f"tools[{i}]", tool)
     kind, named, allowed = _choice(choice, list(given.called_as), given.warnings)
-    use = ToolUse(given.tools, kind, named, parallel is not False, allowed, given.strict, schema_fields=given.fields)
+    use = ToolUse(given.tools, kind, named, parallel is not False, allowed, given.strict, given.fields)
     return ClientTools(use, given.called_as, given.warnings)
 
 

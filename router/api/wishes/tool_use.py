@@ -22,7 +22,6 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
-SCHEMA_FIELD = "tools[{}].function.parameters"
 ToolChoice = Literal["none", "auto", "required"]
 
 
@@ -33,12 +32,7 @@ class ToolUse(Struct, frozen=True):
     parallel: bool = True  # more than one call may be made
     allowed: Collection[str] | None = None  # the tools that may be called; None: all
     strict: Collection[str] = ()  # tools whose calls match their schema, also with "auto"
-    schema_field: str = SCHEMA_FIELD  # the caller's name of a tool's schema, with {} for the tool's number
-    schema_fields: Sequence[str] = ()  # the same of each tool, where they are not simply numbered
-
-    def schema_name(self, index: int) -> str:
-        """The caller's name of a tool's schema."""
-        return self.schema_fields[index] if self.schema_fields else self.schema_field.format(index)
+    schema_fields: Sequence[str] = ()  # the caller's name of each tool's schema
 
     @property
     def told(self) -> Sequence[Mapping[str, Any]]:

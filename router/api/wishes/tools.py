@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from router.api.wishes.json_shape import check_depth
 from router.api.wishes.names import Name
-from router.api.wishes.tool_use import NO_PARAMETERS, SCHEMA_FIELD, ToolChoice, ToolUse
+from router.api.wishes.tool_use import NO_PARAMETERS, ToolChoice, ToolUse
 from router.api.wishes.validation import IN_PLACE_BYTES, NAME_COST
 from runtime.errors import InvalidRequestError, shown
 
@@ -61,7 +61,9 @@ def plain_calls(where: str, calls: Sequence[ToolCall]) -> list[Mapping[str, Any]
     return [call.plain(f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
-def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str = SCHEMA_FIELD) -> ToolUse:
+def tool_use(
+    tools: Raw, choice: Any, parallel: bool | None, schema_field: str = "tools[{}].function.parameters"
+) -> ToolUse:
     """`schema_field`: the caller's name of a tool's schema, with {} for the tool's number. Raises
     InvalidRequestError."""
     given = read_tools(tools)
@@ -70,7 +72,9 @@ def tool_use(tools: Raw, choice: Any, parallel: bool | None, schema_field: str =
     check_distinct(f"{function}.name", names)
     strict = [name for name, tool in zip(names, given, strict=True) if tool["function"].get("strict") is True]
     kind, named, allowed = _choice(choice, names)
-    return ToolUse(given, kind, named, parallel is not False, allowed, strict, schema_field)
+    return ToolUse(
+        given, kind, named, parallel is not False, allowed, strict, [schema_field.format(i) for i in range(len(given))]
+    )
 
 
 def read_tools(tools: Raw) -> list[dict[str, Any]]:

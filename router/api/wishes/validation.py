@@ -222,7 +222,7 @@ async def _check_answer(
         for tool, schema in use.schemas().items():
             index = [each["function"]["name"] for each in use.tools].index(tool)
             alone = Grammar("json_schema", json.dumps(schema))
-            await _check_grammar(frontend, alone, use.schema_name(index), deadline_s)
+            await _check_grammar(frontend, alone, use.schema_fields[index], deadline_s)
         problem = "make a grammar that cannot be followed; give fewer tools, or simpler schemas"
         raise InvalidRequestError("tools", problem) from None
 
