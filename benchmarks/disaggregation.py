@@ -42,14 +42,15 @@ APART, TOGETHER = "1P + 1D", "aggregated"
 MOCK = "mock"
 VLLM_KV = "16GiB"
 MOCK_8B = {
-    "prefill_floor_ms": 1.0,
-    "prefill_token_ms": 0.0235,
-    "prefill_pair_ms": 0.0000011,
-    "decode_floor_ms": 5.5,
-    "decode_sequence_ms": 0.02,
-    "decode_token_ms": 0.0000343,
-    "kv_blocks": 16384,
-    "tokenizer": "smollm2",  # its vocabulary holds the ids of the prompts
+    "step_times": {
+        "prefill_floor_ms": 1.0,
+        "prefill_token_ms": 0.0235,
+        "prefill_pair_ms": 0.0000011,
+        "decode_floor_ms": 5.5,
+        "decode_sequence_ms": 0.02,
+        "decode_token_ms": 0.0000343,
+    },
+    "mock": {"kv_blocks": 16384, "tokenizer": "smollm2"},  # its vocabulary holds the ids of the prompts
 }
 
 
@@ -77,7 +78,7 @@ class Load:
         longest = max(*arguments.prompts, arguments.load_prompt) + arguments.load_output + 64
         changes: dict[str, dict[str, Any]] = {
             "router": {"http_port": 0, "grpc_port": 0, "placement": {} if when_full else {"local_prefill_tokens": 0}},
-            "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0, "gather_ms": 0},
+            "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0},
             "engine": {
                 "block_size": arguments.block_size,
                 "max_batch_tokens": chunk or arguments.max_batch_tokens,
@@ -88,7 +89,7 @@ class Load:
             "transfer": {"transport": arguments.transport},
         }
         if arguments.model == MOCK:
-            changes |= {"mock": MOCK_8B}
+            changes |= MOCK_8B
             changes["workers"]["per_process"] = 1
         if arguments.vllm:
             changes["workers"] |= {"engine": "vllm", "python": arguments.vllm}

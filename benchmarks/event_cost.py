@@ -123,8 +123,8 @@ def _service_config(step_ms: float, streams: int) -> ServingConfig:
     free = dict.fromkeys(("prefill_floor_ms", "prefill_token_ms", "prefill_pair_ms", "decode_sequence_ms"), 0.0)
     overrides: dict[str, Any] = {
         "model": "mock",
-        "mock": {"tokenizer": "smollm2", "answer_tokens": MAX_TOKENS, "decode_floor_ms": step_ms}
-        | {"decode_token_ms": 0.0, **free},
+        "mock": {"tokenizer": "smollm2", "answer_tokens": MAX_TOKENS},
+        "step_times": {"decode_floor_ms": step_ms, "decode_token_ms": 0.0, **free},
         "workers": {"prefill": 0, "decode": 1},
         "router": {"http_port": 0, "grpc_port": 0, "request_timeout_s": 600.0},
         "engine": {"max_batch_tokens": 32768, "max_running": streams, "block_size": BLOCK_TOKENS},
@@ -135,7 +135,9 @@ def _service_config(step_ms: float, streams: int) -> ServingConfig:
 def _engine_us(config: ServingConfig, streams: int, num_steps: int = 400) -> float:
     """CPU per token of the mock engine alone."""
     files = served_model(config)
-    runner = MockRunner(config.mock, answer_vocabulary(files, config.mock), min(files.eos_token_ids))
+    runner = MockRunner(
+        config.step_times, config.mock.answer_tokens, answer_vocabulary(files, config.mock), min(files.eos_token_ids)
+    )
     engine = Engine(
         runner,
         BlockManager(config.mock.kv_blocks, BLOCK_TOKENS),

@@ -26,6 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import uvloop
 from msgspec import structs
@@ -46,6 +47,7 @@ from runtime.checkpoint.mock_model import BYTES
 from runtime.checkpoint.served_model import served_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
+from runtime.config.step_times import StepTimes
 from runtime.telemetry.logging import configure_logging
 
 WARM_UP_S = 1.0
@@ -139,7 +141,8 @@ async def _measure(options: argparse.Namespace, python: Path | None) -> tuple[li
 def service_config(tokenizer: str, prefill: int, decode: int) -> ServingConfig:
     overrides: dict[str, Any] = {
         "model": "mock",
-        "mock": {"tokenizer": tokenizer, "speed_up": 1e9, "answer_tokens": 4096},
+        "mock": {"tokenizer": tokenizer, "answer_tokens": 4096},
+        "step_times": msgspec.to_builtins(StepTimes().faster(1e9)),
         "workers": {"prefill": prefill, "decode": decode},
         "router": {"http_port": 0, "grpc_port": 0},
         "engine": {"max_batch_tokens": 16384},

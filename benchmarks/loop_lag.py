@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe, write_result
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.telemetry.logging import configure_logging
 from tests.router.loop_lag import ORDINARY, fan_out_lags_s, lags_s
 from tests.router.test_loop_lag import MAX_RATIO

@@ -44,13 +44,14 @@ from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, 
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals
 from benchmarks.quality.traffic import GENERATORS, HELD_OUT, TUNED, traffic
+from benchmarks.quality.worker import SimulatedEngine
 from benchmarks.routing.half import ROOT
 from benchmarks.routing.report import machine, write_results
-from runtime.config.serving import MockConfig, PlacementConfig
+from router.placement.weights import Weights
 
 TRACE_FOLDERS = (ROOT / "tests" / "data", ROOT / "shared" / "data", ROOT.parent / "shared" / "data")
 GPUS_PER_WORKER = 2
-FLEET = Fleet(engine=MockConfig(speed_up=GPUS_PER_WORKER), expects=True)
+FLEET = Fleet(engine=SimulatedEngine(speed_up=GPUS_PER_WORKER), expects=True)
 FLEETS = {
     "mixed": FLEET,
     "split": dataclasses.replace(FLEET, workers=4, prefill_workers=4),
@@ -65,7 +66,7 @@ POLICIES: dict[str, MakePolicy] = {
     "Dynamo, defaults": partial(Weighted, 1.0, 1.0, 1.0),
     "Dynamo, scale 16": partial(Weighted, 16.0, 1.0, 1.0),
     **{f"{STATIC} {' '.join(map(str, setting))}": partial(Weighted, *setting) for setting in SETTINGS},
-    OURS: partial(Placed, PlacementConfig()),
+    OURS: partial(Placed, Weights()),
 }
 HALVES = {"tuned": TUNED, "held-out": HELD_OUT, "all": (*TUNED, *HELD_OUT)}
 GOAL_REGRET = 1.02

@@ -27,6 +27,7 @@ from rich.table import Table
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from benchmarks.routing.report import machine, write_results
+from router.placement.weights import Weights
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
@@ -84,22 +85,21 @@ def main() -> None:
 async def _compared(fleet: str, rate: float, count: int, slower: float) -> Row:
     prefill, decode = (int(part) for part in (fleet if "+" in fleet else f"0+{fleet}").split("+"))
     requests = RandomTraffic(PROMPT, OUTPUT, count).requests(rate, 0)
-    times = StepTimes(*(ms * slower for ms in structs.astuple(StepTimes())))
+    times = StepTimes().faster(1 / slower)
     config = with_overrides(
         ServingConfig(model="mock"),
         {
             "router": {"http_port": 0, "grpc_port": 0, "queue_limit": count},
-            "workers": {"prefill": prefill, "decode": decode, "per_process": 1, "gather_ms": 0},
+            "workers": {"prefill": prefill, "decode": decode, "per_process": 1},
             "engine": {"max_running": MAX_RUNNING, "max_batch_tokens": MAX_BATCH_TOKENS},
-            "mock": {"speed_up": 1 / slower},
-            "planner": {"slo": {"profile": structs.asdict(times)}},  # what the router believes before steps are timed
+            "step_times": structs.asdict(times),
             "logging": {"level": "error"},
         },
         "benchmark",
     )
     kv_tokens = config.mock.kv_blocks * config.engine.block_size
     kind = WorkerKind(times, 1, kv_tokens, MAX_RUNNING, MAX_BATCH_TOKENS)
-    simulated = simulate(Layout(prefill, kind, decode, kind), requests, config.router.placement).ttft_ms
+    simulated = simulate(Layout(prefill, kind, decode, kind), requests, Weights.of(config.router.placement)).ttft_ms
     real = await _real(config, requests)
     p90 = float(np.percentile(real, 90)), float(np.percentile(simulated, 90))
     return Row(fleet, rate, count, float(real.mean()), float(simulated.mean()), *p90)

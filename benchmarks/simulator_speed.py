@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.planner.workload import BIN_S, BINS_PER_DAY, chat_lengths, requests_of
 from benchmarks.routing.report import machine, write_results
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.config.step_times import StepTimes
 from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
@@ -100,7 +100,7 @@ def main() -> None:
 
 def run(case: str, layout: Layout, requests: Requests) -> Row:
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    answers = simulate(layout, requests, PlacementConfig())
+    answers = simulate(layout, requests, Weights())
     took = time.process_time() - cpu_s, time.perf_counter() - wall_s
     return Row(case, len(requests.arrival_s), answers.events, *took)
 
@@ -109,7 +109,7 @@ def in_turns(fleets: int, requests: int) -> Row:
     layout = LAYOUTS["10 mixed"]
     count = requests // fleets
     given = [_constant(layout, count, seed) for seed in range(fleets)]
-    fleet = fleet_of(layout, PlacementConfig())
+    fleet = fleet_of(layout, Weights())
     states = List([new_state(fleet, one) for one in given])
     arrivals = List([one.arrival_s for one in given])
     cpu_s, wall_s = time.process_time(), time.perf_counter()

@@ -90,7 +90,8 @@ def main() -> None:
 
 
 async def _measure(case: Case, endpoint: str, seconds: float, rounds: int) -> list[Cost]:
-    traces: dict[str, Any] = {"enabled": True, "endpoint": endpoint, "sample": 0.0}
+    traces: dict[str, Any] = {"enabled": True, "sample": 0.0}
+    os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = endpoint
     overrides = {"telemetry": {"traces": traces}}
     config = with_overrides(service_config("smollm2", case.prefill, case.decode), overrides, "benchmark")
     configure_logging(config.logging, "benchmark")

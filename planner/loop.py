@@ -47,7 +47,7 @@ class PlannerLoop:
         self._write = write
         self._save = save
         self._advice_only = advice_only
-        self.effects = Effects(connector, config.delays, clock, write)
+        self.effects = Effects(connector, config.start_s, clock, write)
         self.last: Decided | None = None
         self.problem = ""  # why the last step observed nothing
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from baton_proto.decoding import decoder
 from baton_proto.planner import MAJOR, ROLES, Action, Observation, Target
+from planner.policy import pace
 from planner.policy.guards import guarded
 from planner.policy.history import RoleHistory, situation, with_actions, with_failures
 from planner.policy.ladder import actions_for, given_up
@@ -17,6 +18,7 @@ from planner.policy.observation import counts, stale_sources
 from planner.policy.policy import make_policy
 from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
+from runtime.config.step_times import USUAL, StepTimes
 from runtime.errors import ConfigError
 
 
@@ -31,16 +33,16 @@ class Saved(Struct, frozen=True):
 
 
 class Planner:
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, step_times: StepTimes = USUAL) -> None:
         self._config = config
-        self._policy = make_policy(config)
+        self._policy = make_policy(config, step_times)
         self._policy_memory = self._policy.initial()
         self._history: dict[str, RoleHistory] = {role: RoleHistory() for role in ROLES}
         self._next_number = 1  # in the id of the next worker to add
 
     def decide(self, observation: Observation) -> Target:
         """The target for this interval; it changes nothing (`frozen`) when a source was silent for too long."""
-        if stale := stale_sources(observation, self._config.stale_s):
+        if stale := stale_sources(observation):
             return self._frozen(observation, stale)
         self._history = with_failures(self._history, observation, self._config)
         now = situation(observation, self._config, self._history)
@@ -49,7 +51,7 @@ class Planner:
         self._skip_numbers_in_use(observation)
         actions = actions_for(wanted, now, self._next_number)
         self._next_number += sum(action.verb == "add" for action in actions)
-        self._history = with_actions(self._history, actions, observation.time_s, self._config)
+        self._history = with_actions(self._history, actions, observation.time_s)
         return self._target(observation, wanted, given_up(now) + actions)
 
     def saved(self) -> bytes:
@@ -77,7 +79,7 @@ class Planner:
                 self._next_number = max(self._next_number, int(number) + 1)
 
     def _frozen(self, observation: Observation, stale: list[str]) -> Target:
-        limit = f"{self._config.stale_s:g} s"
+        limit = f"{pace.STALE_S:g} s"
         reason = f"nothing was heard from {' and '.join(stale)} for more than {limit}: all stays as it is"
         prefill, decode = (counts(observation, role).have for role in ROLES)
         return Target(MAJOR, observation.time_s, self._policy.name, prefill, decode, [], [reason], frozen=True)

@@ -12,6 +12,7 @@ from baton_proto.planner import Observation, Target
 from planner.journal import Decided, EffectEnded, Line
 from planner.planner import Planner
 from runtime.config.planner import PlannerConfig
+from runtime.config.step_times import USUAL, StepTimes
 
 
 class Replayed(Struct, frozen=True):
@@ -44,9 +45,9 @@ class Replay(Struct, frozen=True):
     effects: list[EffectEnded]
 
 
-def replay(lines: Iterable[Line], config: PlannerConfig) -> Replay:
+def replay(lines: Iterable[Line], config: PlannerConfig, step_times: StepTimes = USUAL) -> Replay:
     """Decides anew for each recorded observation, with a planner of `config` whose memory is empty at first."""
-    planner = Planner(config)
+    planner = Planner(config, step_times)
     decisions, effects = [], []
     for line in lines:
         if isinstance(line, Decided):

@@ -31,7 +31,7 @@ from runtime.security.keys import NO_KEYS, Keys, check_reach
 
 KEY: Final = "memory"
 RESTART_S: Final = 1.0  # pause between an error and the next planner
-MEGABYTE: Final = 1_000_000
+JOURNAL_BYTES: Final = 256_000_000  # weeks of decisions; it and the one before it are kept
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class PlannerService:
         self._metrics.watch(nats)
         settings = config.planner
         path = None if settings.journal is None else Path(settings.journal)
-        self._journal = None if path is None else Journal(path, settings.journal_mb * MEGABYTE)
+        self._journal = None if path is None else Journal(path, JOURNAL_BYTES)
 
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Plans until it is cancelled: after an error, the next planner continues with the memory of the last one.
@@ -106,14 +106,14 @@ class PlannerService:
             await loop.run()
 
     async def _restored(self) -> Planner:
-        planner = Planner(self._config.planner)
+        planner = Planner(self._config.planner, self._config.step_times)
         saved = await self._store.load(KEY)
         try:
             if saved:
                 planner.restore(saved)
         except ConfigError as error:
             log.warning("what the last planner remembered cannot be used; this one begins anew", error=str(error))
-            return Planner(self._config.planner)
+            return Planner(self._config.planner, self._config.step_times)
         return planner
 
     def _write(self, line: Line) -> None:

@@ -186,8 +186,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
     ledger = LoadLedger(
         config.engine.block_size,
-        config.router.placement.charge_ttl_s,
-        times=config.planner.slo.profile,
+        times=config.step_times,
         step_tokens=config.engine.max_batch_tokens,
         relieved=queue.wake,
         has_news=charged.set,
@@ -201,7 +200,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         changed=queue.wake,
         load_seen=lambda worker, load: indexer.observe(worker, load),
     )
-    expected, hits = ExpectedPrefixes(config.router.placement.expected_prefix_ttl_s), PrefixHits()
+    expected, hits = ExpectedPrefixes(), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
     parts = Parts(
         tokenizer=Tokenizer(files.folder, files.config.vocab_size, MARKS, config.router.parse_control_tokens),
@@ -212,9 +211,9 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         queue=queue,
         metrics=RouterMetrics(),
     )
-    sharing = ChargeSharing(nats, ledger, charged, router_id, config.router.charge_sharing)
+    sharing = ChargeSharing(nats, ledger, charged, router_id)
     directory = Directory(nats, config.discovery.ttl_s)
-    speeds = StepSpeeds(ledger, config.planner.slo.profile)
+    speeds = StepSpeeds(ledger, config.step_times)
     return _View(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, parts)
 
 

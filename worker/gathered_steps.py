@@ -10,6 +10,9 @@ from collections.abc import Callable
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
 
+# News leave at most so often, those of quicker steps together. 20 ms would halve the messages of an engine that takes
+# no time, and a reader would see the text come in jerks.
+GATHER_S = 0.01
 PER_REQUEST_S = 60e-6  # a request's news cost a worker some 5 us, and a router 30 to 70
 
 

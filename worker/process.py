@@ -31,6 +31,7 @@ from worker.stream_server import StreamServer
 
 LOAD_INTERVAL_S = 1.0
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
+GATHER_EVENTS_S = 0.02  # KV events leave at most so often: 50 ms would save 2 to 14 % of a router, which knows later
 STOP_TIMEOUT_S = 10.0
 FLUSH_POLL_S = 0.02
 
@@ -87,8 +88,7 @@ async def serve_worker(
     async with AsyncExitStack() as closing:
         closing.callback(assembly.close)
         incarnation = new_incarnation()
-        gather_s = config.workers.gather_events_ms / 1000
-        publisher = EventPublisher(nats, worker_id, incarnation, gather_s=gather_s)
+        publisher = EventPublisher(nats, worker_id, incarnation, gather_s=GATHER_EVENTS_S)
         closing.push_async_callback(publisher.close)
         metrics = WorkerMetrics(shared.metrics, worker_id, build_role.name, assembly.engine, publisher)
         runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics, keys)

@@ -18,6 +18,7 @@ from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
 from worker.engine_bridge import EngineBridge
 from worker.engines.base import EngineAssembly
+from worker.gathered_steps import GATHER_S
 from worker.metrics import WorkerMetrics
 from worker.role import Role
 from worker.step_stream import StepStreams
@@ -48,7 +49,7 @@ class WorkerRuntime:
             assembly.make_loop,
             self._step_done,
             lambda output: self.role.step_done(output),
-            config.workers.gather_ms / 1000,
+            GATHER_S,
         )
         self.metrics = metrics
         self.draining = False
@@ -60,7 +61,7 @@ class WorkerRuntime:
     def attach(self, role: Role) -> StepStreams:
         """Adds the role, which is built with this object and so comes second."""
         self._role = role
-        self._streams = StepStreams(role.steps, self.config.workers.gather_ms / 1000, lambda: self.load)
+        self._streams = StepStreams(role.steps, GATHER_S, lambda: self.load)
         self.metrics.leases = role.lease_count
         return self._streams
 

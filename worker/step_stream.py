@@ -1,6 +1,6 @@
 """The `steps` streams: commands of one router come in, a message goes out when an engine step is over, or several are.
 
-News are collected per router. When a router reads slowly, or steps are quicker than `workers.gather_ms`, the news of
+News are collected per router. When a router reads slowly, or steps are quicker than GATHER_S, the news of
 several steps leave in one message, with one delta per request.
 """
 

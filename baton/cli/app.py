@@ -22,6 +22,7 @@ COMMANDS = {
     "sleep": "baton.cli.workers.sleep:sleep",
     "wake": "baton.cli.workers.sleep:wake",
     "update-weights": "baton.cli.workers.update_weights:update_weights",
+    "config": "baton.cli.config:config",
     "profile": "baton.cli.profile:profile",
     "advise": "baton.cli.advice.advise:advise",
     "bench": "baton.cli.bench:bench",

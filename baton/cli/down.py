@@ -14,7 +14,7 @@ from baton.cli.terminal.service import local_run, ray_cluster
 from baton.cli.terminal.service_news import print_news
 from baton.runs.run_file import Run
 from baton.service.service_run import Tell
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.telemetry.logging import configure_logging
 
 

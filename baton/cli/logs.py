@@ -12,7 +12,7 @@ from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import RayAddressOption, ServiceOption
 from baton.cli.terminal.service import local_run, ray_cluster
 from baton.service.logs.merged_logs import Entry, MergedLogs
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.errors import UnavailableError
 from runtime.telemetry.logging import configure_logging
 

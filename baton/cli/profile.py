@@ -63,11 +63,11 @@ def profile(
     """Measure how long the engine's steps take on this machine, for the planner.
 
     Runs prompts of up to 8192 tokens and batches of up to 256 sequences on an engine of its own, as workers with this
-    configuration would, and fits the six coefficients of planner.slo.profile. Nothing else should run meanwhile.
+    configuration would, and fits the six coefficients of the section step_times. Nothing else should run meanwhile.
     """
     with errors_reported():
         found = measured_profile(suited_config(config, model, "profile"), seconds)
-        section = yaml.safe_dump({"planner": {"slo": {"profile": msgspec.to_builtins(found.times)}}}, sort_keys=False)
+        section = yaml.safe_dump({"step_times": msgspec.to_builtins(found.times)}, sort_keys=False)
         if out is not None:
             try:
                 out.write_text(section)
@@ -97,7 +97,7 @@ def measured_profile(config: ServingConfig, seconds: float) -> Profile:
     for kind, rows in (("prompts", prefill), ("batches", decode)):
         if len(rows) < ENOUGH:
             raise ConfigError("--seconds", f"in {seconds:g} s only {counted(len(rows), 'step')} of {kind} came")
-    times = config.planner.slo.profile
+    times = config.step_times
     for _ in range(FITS):
         times = fitted(prefill, decode, times)
     times = StepTimes(*(float(f"{value:.{DIGITS}g}") for value in msgspec.structs.astuple(times)))

@@ -22,7 +22,8 @@ from kvtransfer.transports.table import choices
 from runtime.checkpoint.model_files import ModelFiles, pinned
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, with_overrides
-from runtime.config.serving import ServingConfig, load_config, with_absolute_paths
+from runtime.config.paths import with_absolute_paths
+from runtime.config.serving import ServingConfig, load_config
 from runtime.config.types import Workers
 from runtime.config.workers import WorkerEngine
 from runtime.config.yaml_file import read_yaml

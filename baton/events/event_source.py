@@ -8,7 +8,7 @@ import os
 
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import KvEvent
-from runtime.config.serving import DiscoveryConfig
+from runtime.config.surroundings import DiscoveryConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation

@@ -19,7 +19,7 @@ import psutil
 import structlog
 from msgspec import Struct
 
-from runtime.config.serving import NatsConfig
+from runtime.config.surroundings import NatsConfig
 from runtime.errors import ConfigError
 from runtime.own_files import SEEN, is_own, open_folder
 from runtime.processes.owned_folder import OwnedFolder, living, write_private

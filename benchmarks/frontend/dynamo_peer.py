@@ -23,6 +23,7 @@ from baton_proto.planner import DECODE, PREFILL, ROLES
 from benchmarks.frontend.dynamo_model import write_model
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
+from runtime.config.step_times import StepTimes
 from runtime.processes.launch import launch_command
 
 HOST = "127.0.0.1"
@@ -103,7 +104,7 @@ class DynamoService:
                 "--num-gpu-blocks-override": mock.kv_blocks,
                 "--max-num-batched-tokens": engine.max_batch_tokens,
                 "--max-num-seqs": engine.max_running,
-                "--speedup-ratio": mock.speed_up,
+                "--speedup-ratio": StepTimes().decode_floor_ms / self._config.step_times.decode_floor_ms,
                 "--kv-bytes-per-token": 8,
                 "--kv-transfer-bandwidth": 0,
             }

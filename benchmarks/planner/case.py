@@ -16,7 +16,7 @@ from benchmarks.planner.serving import Hardware, Limits
 from benchmarks.planner.workload import BIN_S, Lengths, chat_lengths, day_of, read_rates, requests_of, trace_lengths
 from planner.journal import Line
 from runtime.config.planner import LimitsConfig, PlannerConfig, TargetsConfig
-from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from simulator.requests import Requests
 
 SPEED = 0.25  # of the mock engine's defaults (8B on one H200): a worker is as fast as with a model of about 32B
@@ -24,7 +24,7 @@ TTFT_S, ITL_S = 1.5, 0.06
 ATTAINMENT = 0.99
 GPUS = 32
 PEAK_GPUS = 26  # a day is scaled until the oracle takes this many for the day's highest rate
-HARDWARE = Hardware(MockConfig(speed_up=SPEED))
+HARDWARE = Hardware(StepTimes().faster(SPEED))
 LIMITS = Limits(TTFT_S, ITL_S)
 DELAYS = Delays(start_s=60.0, wake_s=2.0, flip_s=5.0)
 POLICIES = ("oracle", "slo", "threshold")

@@ -12,6 +12,7 @@ from benchmarks.planner.serving import Hardware, Limits, ServingCluster
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop
 from planner.planner import Planner
+from planner.policy import pace
 from runtime.config.planner import PlannerConfig
 from simulator.requests import Requests
 
@@ -73,7 +74,7 @@ def simulate(
     cluster, fleet = run_simulated(run())
     gpu_hours = fleet.gpu_s / 3600
     cluster.advance(setting.duration_s + DRAIN_S)
-    return _outcome(cluster, gpu_hours, fleet.most_gpus, actions, config.reversal_s)
+    return _outcome(cluster, gpu_hours, fleet.most_gpus, actions, pace.REVERSAL_S)
 
 
 def follow(requests: Requests, setting: Setting, schedule: list[tuple[int, int]], every_s: float) -> Outcome:

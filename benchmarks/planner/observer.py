@@ -118,7 +118,7 @@ class FleetObserver:
             return None
         engine, requests, slot = self._cluster.hardware.engine, self._cluster.requests, worker.slot
         ready_for_s = self._clock() - worker.ready_since_s
-        factor = float(np.exp(self._dice.normal(0.0, NOISE))) / engine.speed_up
+        factor = float(np.exp(self._dice.normal(0.0, NOISE)))
         batch, context = self._cluster.decoding(slot)
         if batch:
             step_ms = engine.decode_ms(batch, context) * factor

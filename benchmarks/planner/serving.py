@@ -9,16 +9,16 @@ import numpy as np
 
 from baton_proto.planner import PREFILL, Role
 from benchmarks.planner import kernel
-from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from simulator.compiled import BUCKET_LOG, BUCKETS, Ints
 from simulator.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Speed and capacity of one worker. Because a prompt runs alone, the formulas of MockConfig give its time."""
+    """Speed and capacity of one worker. Because a prompt runs alone, the formulas of StepTimes give its time."""
 
-    engine: MockConfig
+    engine: StepTimes
     kv_tokens: int = 524_288
     max_running: int = 256
 
@@ -100,7 +100,7 @@ def percentile_ms(histogram: Ints, share: float) -> float | None:
 
 def _model(hardware: Hardware, limits: Limits) -> kernel.Model:
     def seconds(times_ms: tuple[float, float, float]) -> tuple[float, float, float]:
-        a, b, c = (ms / 1e3 / hardware.engine.speed_up for ms in times_ms)
+        a, b, c = (ms / 1e3 for ms in times_ms)
         return a, b, c
 
     engine = hardware.engine

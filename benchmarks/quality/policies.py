@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from router.placement.candidates import Candidates, Request
 from router.placement.placement import weigh
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ MakePolicy = Callable[[random.Random], Policy]
 class Placed:
     """The router's own placement."""
 
-    def __init__(self, config: PlacementConfig, dice: random.Random) -> None:
+    def __init__(self, config: Weights, dice: random.Random) -> None:
         self._config, self._dice = config, dice
 
     def choose(self, question: Question) -> Answer:

@@ -24,10 +24,10 @@ from benchmarks.quality.worker import Job
 from router.placement.candidates import NO_WORK
 from router.placement.early_refusal import TooLate, check_in_time
 from router.placement.placement import weigh
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.discovery.worker_key import WorkerKey
 
-CONFIG: Final = PlacementConfig(prefill_queue_tokens=2**31 - 1)  # simulated requests wait at the workers
+CONFIG: Final = Weights(prefill_queue_tokens=2**31 - 1)  # simulated requests wait at the workers
 
 
 class Fate(Struct):

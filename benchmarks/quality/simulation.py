@@ -19,13 +19,12 @@ from msgspec import structs
 from baton_proto.kv_events import KvEvent, Stored
 from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
-from benchmarks.quality.worker import MAX_BATCH_TOKENS, SHIP_TOKEN_MS, Job, SimulatedWorker, new_job
+from benchmarks.quality.worker import MAX_BATCH_TOKENS, SHIP_TOKEN_MS, Job, SimulatedEngine, SimulatedWorker, new_job
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import candidates
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.workers.load import Charge, LoadLedger
-from runtime.config.serving import MockConfig
 from runtime.discovery.worker_key import WorkerKey
 
 EXPECTED_S = 30.0  # as in PlacementConfig
@@ -36,7 +35,7 @@ class Fleet:
     workers: int = 8  # that decode; without prefill workers they run the prompts, too
     tokens_per_worker: int = 1_000_000
     block_size: int = 64
-    engine: MockConfig = field(default_factory=MockConfig)
+    engine: SimulatedEngine = field(default_factory=SimulatedEngine)
     host_tier: float = 0  # host memory for KV, as a multiple of the device's
     prefill_workers: int = 0
     speeds: tuple[float, ...] = (1.0,)  # of the workers in turn, as multiples of the engine's

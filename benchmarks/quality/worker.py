@@ -25,7 +25,6 @@ from engine.core.scheduler import LOOK_AHEAD
 from engine.core.timed_steps import TimedSteps
 from engine.sequences.sequence import Sequence
 from router.workers.load import Charge
-from runtime.config.serving import MockConfig
 from runtime.config.step_times import StepTimes, token_pairs
 from runtime.discovery.worker_key import WorkerKey
 
@@ -100,12 +99,18 @@ class Ended:
     shipped: list[Job] = field(default_factory=list)  # their KV is on its way to their decode workers
 
 
+class SimulatedEngine(StepTimes, frozen=True):
+    """The step times of a worker, and how many times as fast it does everything."""
+
+    speed_up: float = 1.0
+
+
 class SimulatedWorker:
     def __init__(
         self,
         num_blocks: int,
         block_size: int,
-        config: MockConfig,
+        config: SimulatedEngine,
         num_slots: int = 0,
         *,
         prefills_only: bool = False,
@@ -129,7 +134,7 @@ class SimulatedWorker:
 
     @property
     def step_times(self) -> StepTimes:
-        return StepTimes(*(ms / self._config.speed_up for ms in (*self._config.prefill, *self._config.decode)))
+        return self._config.faster(self._config.speed_up)
 
     def submit(self, job: Job, now_s: float) -> None:
         """Queues the job. A run of decode steps ends with the single step that is under way."""

@@ -34,7 +34,7 @@ class BatonRouter:
         config = RouterConfig()
         self._tokens = read_tokens(folder, MAX_TOKENS)
         self._tree = RadixTree()
-        self._ledger = LoadLedger(BLOCK_SIZE, config.placement.charge_ttl_s)
+        self._ledger = LoadLedger(BLOCK_SIZE)
         pool = WorkerPool("router", MODEL, BLOCK_SIZE, self._ledger)
         hashes = block_hashes(self._tokens, BLOCK_SIZE)
         event = Stored(None, hashes.tobytes(), sequence_hashes(hashes).tobytes())

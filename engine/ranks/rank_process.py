@@ -42,7 +42,7 @@ from engine.runners.auto import resolve_device
 from engine.runners.step_shape import DeviceDraw, DeviceStep, TorchStep
 from kvtransfer.slab.head_plan import Shard
 from runtime.checkpoint.model_files import ModelFiles
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.errors import BatonError, ProtocolError
 from runtime.telemetry.logging import configure_logging
 

@@ -13,18 +13,11 @@ from baton_proto.sampling import TokenLogprobs
 from engine.core.timed_steps import timed_step
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.sequences.sequence import Sequence, TokenScores
-from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from runtime.grammar.matcher import Matcher
 
 MASK_64 = 2**64 - 1
 LOGPROB = -1.0  # of every token: there are no probabilities
-
-
-def step_ms(batch: Batch, config: MockConfig) -> float:
-    """The duration of a batch by the formulas of MockConfig, `speed_up` included."""
-    work = timed_step(batch, 0.0)
-    ms = config.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens)
-    return ms / config.speed_up
 
 
 class MockRunner:
@@ -33,10 +26,11 @@ class MockRunner:
     num_layers = 1
     depth = 0
 
-    def __init__(self, config: MockConfig, vocabulary: Run[int], eos: int) -> None:
+    def __init__(self, times: StepTimes, answer_tokens: int, vocabulary: Run[int], eos: int) -> None:
         assert vocabulary
         self.now_s = 0.0
-        self._config = config
+        self._times = times
+        self._answer_tokens = answer_tokens  # it ends by itself then
         self._vocabulary = vocabulary
         self._eos = eos
 
@@ -44,7 +38,9 @@ class MockRunner:
         return self.now_s
 
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
-        self.now_s += step_ms(batch, self._config) / 1e3
+        work = timed_step(batch, 0.0)
+        ms = self._times.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens)
+        self.now_s += ms / 1e3
         if layer_done is not None:
             layer_done(0)
         scored = [_scores(item, positions) for item, positions in batch.scored]
@@ -55,7 +51,7 @@ class MockRunner:
         position = sequence.num_output_tokens
         if sequence.matcher is not None:
             token_id = self._matching(sequence, sequence.matcher)
-        elif position + 1 >= max(self._config.answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
+        elif position + 1 >= max(self._answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
             token_id = self._eos
         else:
             key = sequence.token_ids[-1] if sampling.is_greedy else sampling.seed

@@ -10,7 +10,7 @@ from baton_proto.decoding import MAX_TEXT
 from baton_proto.planner import Action, Failure, Observation, WorkerView
 from planner.acting.connector import Connector
 from planner.journal import EffectEnded
-from runtime.config.planner import DelaysConfig
+from planner.policy import pace
 from runtime.errors import BatonError
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ class Effects:
     def __init__(
         self,
         connector: Connector,
-        delays: DelaysConfig,
+        start_s: float,
         clock: Callable[[], float],
         ended: Callable[[EffectEnded], None],
     ) -> None:
@@ -30,12 +30,12 @@ class Effects:
         self._clock = clock
         self._ended = ended
         self._deadlines_s = {
-            "add": delays.start_deadline_s,
-            "wake": delays.wake_deadline_s,
-            "sleep": delays.sleep_deadline_s,
-            "flip": delays.flip_deadline_s,
-            "drain": delays.drain_deadline_s,
-            "remove": delays.drain_deadline_s,
+            "add": pace.FAILED_STARTS * start_s,
+            "wake": pace.WAKE_DEADLINE_S,
+            "sleep": pace.SLEEP_DEADLINE_S,
+            "flip": pace.FLIP_DEADLINE_S,
+            "drain": pace.DRAIN_DEADLINE_S,
+            "remove": pace.DRAIN_DEADLINE_S,
         }
         self._running: dict[str, tuple[Action, float, asyncio.Task[None]]] = {}
         self._failures: list[Failure] = []

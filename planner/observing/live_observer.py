@@ -13,6 +13,7 @@ from baton_proto.planner import DECODE, MAJOR, PREFILL, Holds, Interval, LoadSam
 from planner.acting.connector import WorkerProcess
 from planner.observing.router_board import RouterBoard
 from planner.observing.worker_board import WorkerBoard
+from planner.policy import pace
 from runtime.config.serving import ServingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
@@ -38,7 +39,6 @@ class LiveObserver:
         holds: Callable[[], Holds],
     ) -> None:
         self._nats = nats
-        self._stale_s = config.planner.stale_s
         self._budget = gpu_budget
         self._gpus_per_worker = dict(gpus_per_worker)
         self._holds = holds
@@ -65,7 +65,7 @@ class LiveObserver:
         await self._routers.wait_for_news(NEWS_S)
         ages_s = await self._ages_s()
         interval = self._routers.take_interval(self._samples)
-        if interval is None and ages_s.get("routers", 0.0) <= self._stale_s:
+        if interval is None and ages_s.get("routers", 0.0) <= pace.STALE_S:
             raise UnavailableError("no router has said anything since the last observation")
         self._samples = []
         return Observation(

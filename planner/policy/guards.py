@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, ROLES
+from planner.policy import pace
 from planner.policy.history import Situation
 from planner.policy.observation import gpus_of_role
 from planner.policy.wanted import Wanted
@@ -30,25 +31,25 @@ def hold_by_hand(wanted: Wanted, now: Situation) -> Wanted:
 
 
 def cool_down(wanted: Wanted, now: Situation) -> Wanted:
-    """A role shrinks at most once in `down_cooldown_s`."""
+    """A role shrinks at most once in DOWN_COOLDOWN_S."""
     for role in ROLES:
         have, since_s = now.counts[role].have, now.observation.time_s - now.history[role].down_s
-        if wanted.of(role) < have and since_s < now.config.down_cooldown_s:
+        if wanted.of(role) < have and since_s < pace.DOWN_COOLDOWN_S:
             wanted = wanted.changed(role, have, f"{role} shrank {since_s:.0f} s ago: not again yet")
     return wanted
 
 
 def limit_reversals(wanted: Wanted, now: Situation) -> Wanted:
-    """A role does not shrink within `reversal_s` after it grew, and grows within `reversal_s` after it shrank at most
-    `reversals_per_hour` times an hour."""
+    """A role does not shrink within REVERSAL_S after it grew, and grows within REVERSAL_S after it shrank at most
+    REVERSALS_PER_HOUR times an hour."""
     for role in ROLES:
         have, history, time_s = now.counts[role].have, now.history[role], now.observation.time_s
         grew_s, shrank_s = time_s - history.up_s, time_s - history.down_s
-        if wanted.of(role) < have and grew_s < now.config.reversal_s:
+        if wanted.of(role) < have and grew_s < pace.REVERSAL_S:
             wanted = wanted.changed(role, have, f"{role} grew {grew_s:.0f} s ago: it does not shrink yet")
-        if wanted.of(role) > have and shrank_s < now.config.reversal_s:
+        if wanted.of(role) > have and shrank_s < pace.REVERSAL_S:
             recent = sum(time_s - at_s < HOUR_S for at_s in history.reversals_s)
-            if recent >= now.config.reversals_per_hour:
+            if recent >= pace.REVERSALS_PER_HOUR:
                 reason = f"{role} shrank {shrank_s:.0f} s ago and turned {recent} times this hour: it does not grow yet"
                 wanted = wanted.changed(role, have, reason)
     return wanted

@@ -7,6 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role
+from planner.policy import pace
 from planner.policy.observation import Counts, counts
 from runtime.config.planner import PlannerConfig
 
@@ -42,14 +43,12 @@ def with_failures(histories: dict[str, RoleHistory], now: Observation, config: P
     return {role: _role_with_failures(histories.get(role, RoleHistory()), now, role, config) for role in ROLES}
 
 
-def with_actions(
-    histories: dict[str, RoleHistory], actions: list[Action], time_s: float, config: PlannerConfig
-) -> dict[str, RoleHistory]:
+def with_actions(histories: dict[str, RoleHistory], actions: list[Action], time_s: float) -> dict[str, RoleHistory]:
     """Notes when roles grew and shrank. `actions`: those for the wanted counts, without removals of failed workers."""
     new = dict(histories)
     for action in actions:
         if action.verb in ("add", "wake", "flip"):
-            new[action.role] = _grown(new[action.role], time_s, config.reversal_s)
+            new[action.role] = _grown(new[action.role], time_s)
         if action.verb in ("drain", "sleep", "remove"):
             new[action.role] = replace(new[action.role], down_s=time_s)
         if action.verb == "flip":
@@ -58,14 +57,14 @@ def with_actions(
     return new
 
 
-def _grown(history: RoleHistory, time_s: float, reversal_s: float) -> RoleHistory:
-    turned = time_s - history.down_s < reversal_s and history.down_s > history.up_s
+def _grown(history: RoleHistory, time_s: float) -> RoleHistory:
+    turned = time_s - history.down_s < pace.REVERSAL_S and history.down_s > history.up_s
     reversals_s = [*history.reversals_s, time_s][-KEPT:] if turned else history.reversals_s
     return replace(history, up_s=time_s, reversals_s=reversals_s)
 
 
 def _role_with_failures(history: RoleHistory, now: Observation, role: Role, config: PlannerConfig) -> RoleHistory:
-    deadline_s = config.delays.start_deadline_s
+    deadline_s = pace.FAILED_STARTS * config.start_s
     failed = [
         (failure.worker_id, failure.reason)
         for failure in now.failures
@@ -79,7 +78,7 @@ def _role_with_failures(history: RoleHistory, now: Observation, role: Role, conf
     for worker_id, reason in failed:
         if worker_id in history.failed:
             continue
-        wait_s = min(config.delays.retry_max_s, config.delays.retry_s * 2.0**history.failures)
+        wait_s = min(pace.RETRY_MAX_S, pace.RETRY_S * 2.0**history.failures)
         history = replace(
             history,
             failures=history.failures + 1,

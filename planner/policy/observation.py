@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from baton_proto.planner import ROLES, SOURCES, Observation, Role, Verb, WorkerView
+from planner.policy import pace
 
 LEAVING: tuple[Verb, ...] = ("remove", "drain", "sleep", "flip")
 COMING: tuple[Verb, ...] = ("add", "wake")
@@ -68,8 +69,8 @@ def gpus_of_role(observation: Observation, role: Role) -> int:
     return observation.gpus_per_worker.get(role) or max(held, default=1)
 
 
-def stale_sources(observation: Observation, stale_s: float) -> list[str]:
-    """Sources silent for more than `stale_s`, or never heard. Without a ready worker, `workers` is not stale."""
+def stale_sources(observation: Observation) -> list[str]:
+    """Sources silent for more than pace.STALE_S, or never heard. Without a ready worker, `workers` is not stale."""
     serving = any(of_role(observation, role) for role in ROLES)
     wanted = SOURCES if serving else [source for source in SOURCES if source != "workers"]
-    return [source for source in wanted if observation.ages_s.get(source, float("inf")) > stale_s]
+    return [source for source in wanted if observation.ages_s.get(source, float("inf")) > pace.STALE_S]

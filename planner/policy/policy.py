@@ -13,17 +13,19 @@ from baton_proto.planner import Observation
 from planner.policy.guards import Guard
 from planner.policy.wanted import Wanted
 from runtime.config.planner import PlannerConfig
+from runtime.config.step_times import USUAL, StepTimes
 
 Memory = TypeVar("Memory", bound=Struct)
 
 
 class Policy(Generic[Memory]):
-    name: ClassVar[str]  # in decisions and journals; PlannerConfig has a section of this name
+    name: ClassVar[str]  # in decisions and journals; a name of runtime/config/planner.py
     memory: ClassVar[type[Struct]]  # the type that `initial` and `decide` return
     guards: ClassVar[tuple[Guard, ...]]  # applied to each answer, in this order
 
-    def __init__(self, config: PlannerConfig) -> None:
-        self._config = config
+    def __init__(self, config: PlannerConfig, step_times: StepTimes = USUAL) -> None:
+        """`step_times`: where a policy that learns them begins."""
+        self._config, self._step_times = config, step_times
 
     def initial(self) -> Memory:
         """The memory before the first observation."""
@@ -33,7 +35,7 @@ class Policy(Generic[Memory]):
         raise NotImplementedError
 
 
-def make_policy(config: PlannerConfig) -> Policy[Any]:
+def make_policy(config: PlannerConfig, step_times: StepTimes = USUAL) -> Policy[Any]:
     """The policy that the configuration names: the class POLICY of planner/policy/NAME.py."""
-    made: Policy[Any] = import_module(f"planner.policy.{config.policy}").POLICY(config)
+    made: Policy[Any] = import_module(f"planner.policy.{config.policy}").POLICY(config, step_times)
     return made

@@ -3,13 +3,13 @@ early planner of Dynamo.
 
 Once per interval, in this order:
 1. Counts changed within the interval, or a change is in flight: nothing changes.
-2. Mean queue below `queue_low`, more than the least prefill workers: one prefill worker less.
-3. Mean KV load below `kv_low`, more than the least decode workers, no grace: one decode worker less.
-4. Mean queue above `queue_high`, budget fits, and last + 3 * (last - first) still above it: one prefill worker more.
-5. Mean KV load above `kv_high`, budget fits: one decode worker more, and grace.
+2. Mean queue below QUEUE_LOW, more than the least prefill workers: one prefill worker less.
+3. Mean KV load below KV_LOW, more than the least decode workers, no grace: one decode worker less.
+4. Mean queue above QUEUE_HIGH, budget fits, and last + 3 * (last - first) still above it: one prefill worker more.
+5. Mean KV load above KV_HIGH, budget fits: one decode worker more, and grace.
 
 The KV load of a worker is its used fraction + 0.02 per waiting request. After an interval that adds a decode worker,
-grace protects the next `grace_intervals` judged intervals. (Dynamo's counter protected one interval less.)
+grace protects the next GRACE_INTERVALS judged intervals. (Dynamo's counter protected one interval less.)
 """
 
 from statistics import fmean
@@ -22,6 +22,10 @@ from planner.policy.observation import counts, gpus_held, gpus_of_role
 from planner.policy.policy import Policy
 from planner.policy.wanted import Wanted
 
+# As in that planner of Dynamo.
+QUEUE_HIGH, QUEUE_LOW = 5.0, 0.2  # requests that wait, in the mean of an interval
+KV_HIGH, KV_LOW = 0.9, 0.5
+GRACE_INTERVALS = 3
 LOOK_AHEAD = 3  # intervals by which the queue's trend is extrapolated
 
 
@@ -47,29 +51,29 @@ class ThresholdPolicy(Policy[ThresholdMemory]):
         if busy := _busy(observation):
             return Wanted(prefill, decode, (busy,), figures), memory
 
-        config, limits, reasons = self._config.threshold, self._config.limits, []
+        limits, reasons = self._config.limits, []
         gpus = gpus_held(observation)
         first, last = samples[0].queue, samples[-1].queue
         grace = memory.grace
-        if queue < config.queue_low and prefill > limits.min_prefill:
+        if queue < QUEUE_LOW and prefill > limits.min_prefill:
             prefill -= 1
             gpus -= gpus_of_role(observation, PREFILL)
-            reasons.append(f"mean queue {queue:.2f} is below {config.queue_low:g}: one prefill worker less")
-        if kv_load < config.kv_low and decode > limits.min_decode and not grace:
+            reasons.append(f"mean queue {queue:.2f} is below {QUEUE_LOW:g}: one prefill worker less")
+        if kv_load < KV_LOW and decode > limits.min_decode and not grace:
             decode -= 1
             gpus -= gpus_of_role(observation, DECODE)
-            reasons.append(f"mean KV load {kv_load:.2f} is below {config.kv_low:g}: one decode worker less")
+            reasons.append(f"mean KV load {kv_load:.2f} is below {KV_LOW:g}: one decode worker less")
         grace = max(0, grace - 1)
         trend = last + LOOK_AHEAD * (last - first)
         needed = gpus_of_role(observation, PREFILL)
-        if queue > config.queue_high and gpus + needed <= observation.gpu_budget and trend > config.queue_high:
+        if queue > QUEUE_HIGH and gpus + needed <= observation.gpu_budget and trend > QUEUE_HIGH:
             prefill += 1
             gpus += needed
-            reasons.append(f"mean queue {queue:.1f} is above {config.queue_high:g}: one prefill worker more")
-        if kv_load > config.kv_high and gpus + gpus_of_role(observation, DECODE) <= observation.gpu_budget:
+            reasons.append(f"mean queue {queue:.1f} is above {QUEUE_HIGH:g}: one prefill worker more")
+        if kv_load > KV_HIGH and gpus + gpus_of_role(observation, DECODE) <= observation.gpu_budget:
             decode += 1
-            grace = config.grace_intervals
-            reasons.append(f"mean KV load {kv_load:.2f} is above {config.kv_high:g}: one decode worker more")
+            grace = GRACE_INTERVALS
+            reasons.append(f"mean KV load {kv_load:.2f} is above {KV_HIGH:g}: one decode worker more")
         return Wanted(prefill, decode, tuple(reasons), figures), ThresholdMemory(grace)
 
 

@@ -18,6 +18,7 @@ from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Placement, Weighing, weigh
+from router.placement.weights import Weights
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
@@ -73,8 +74,9 @@ class Assigner:
         self._index = index
         self._ledger = ledger
         self._config = config
+        self._weights = Weights.of(config.placement)
         self._rng = rng or random.Random()
-        self._expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s) if expected is None else expected
+        self._expected = ExpectedPrefixes() if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits
 
     def assign(
@@ -132,7 +134,7 @@ class Assigner:
             decode = candidates(self._ledger, decode_keys, match, cached, is_dated=dated)
             prefill = candidates(self._ledger, prefill_keys, match, cached, is_dated=dated)
         limits = (config.max_running_per_worker, due_ms)
-        weighings = [weigh(form, decode, prefill, config.placement, self._rng, *limits) for form in forms]
+        weighings = [weigh(form, decode, prefill, self._weights, self._rng, *limits) for form in forms]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 

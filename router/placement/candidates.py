@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from baton_proto.generated import inference_pb2 as pb
 from router.index.match import NONE_LOWER
 from router.placement import cost
+from router.placement.weights import Weights
 from router.workers.account import ACTIVE_BLOCKS, NUM_COLUMNS, QUEUED_TOKENS
-from runtime.config.serving import PlacementConfig
 from runtime.discovery.worker_key import WorkerKey
 
 NO_LIMIT: Final = 2**62
@@ -120,7 +120,7 @@ class Weighed:
         role: str,
         request: Request,
         candidates: Candidates,
-        config: PlacementConfig,
+        config: Weights,
         rng: random.Random,
         *,
         alone: bool,

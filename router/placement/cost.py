@@ -30,7 +30,7 @@ class Term(NamedTuple):
     name: str  # on the wire and in JSON
     heading: str  # of its column in `baton events explain`
     meaning: str  # below that table
-    key: str  # of PlacementConfig: what the amount is multiplied with; empty: nothing
+    key: str  # of Weights: what the amount is multiplied with; empty: nothing
 
 
 TERMS: Final = (

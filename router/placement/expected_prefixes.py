@@ -20,6 +20,9 @@ from baton_proto.kv_events import HASH_BYTES
 from router.index.edge import Run
 from runtime.discovery.worker_key import WorkerKey
 
+# A prompt counts as cached for so long at most without an event. A long one waits and is computed within half a minute
+# on a busy worker, and an engine that tells no events must not attract siblings for longer.
+TTL_S = 30.0
 EVENT_GRACE_S = 1.0  # the event of a prompt is seldom later than its first token, and never by much
 MAX_WAITING = 1024  # prompts without a first token; beyond that the oldest is no longer expected
 MAX_RUNS = 32  # that a query follows: prompts that branch off one another after every block must not hold up the router
@@ -77,7 +80,7 @@ class Expectation:
 
 
 class ExpectedPrefixes:
-    def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
         self._root = _Node(None, b"")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from baton_proto.generated import inference_pb2 as pb
 from router.placement import cost
 from router.placement.candidates import NO_LIMIT, Candidates, Cost, Request, Weighed
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.discovery.worker_key import WorkerKey
 
 
@@ -81,7 +81,7 @@ def weigh(
     request: Request,
     decode: Candidates,
     prefill: Candidates,
-    config: PlacementConfig,
+    config: Weights,
     rng: random.Random,
     max_running: int = NO_LIMIT,
     due_ms: float = math.inf,
@@ -101,7 +101,7 @@ def _weighing(
     request: Request,
     decode: Candidates,
     prefill: Candidates,
-    config: PlacementConfig,
+    config: Weights,
     rng: random.Random,
     max_running: int,
     due_ms: float,

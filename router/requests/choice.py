@@ -45,6 +45,7 @@ from runtime.errors import (
     WorkerLostError,
 )
 
+MAX_ATTEMPTS = 4  # of a request whose workers die; one that has killed four of them may be the cause
 NO_HASHES = np.empty(0, dtype=np.uint64)
 
 log = structlog.get_logger()
@@ -144,7 +145,7 @@ class Choice:
         self._tokens_due = 0  # the tenant is not to blame
         self._tally.worker_lost(str(lost))
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
-        if self._losses >= self._parts.config.max_attempts:
+        if self._losses >= MAX_ATTEMPTS:
             raise UnavailableError(f"all {self._losses} attempts lost their workers; the last one: {lost}") from lost
 
     # --- one attempt: from its turn in the queue to its submission ----------------------------------------------------

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
-from runtime.config.serving import TracesConfig
+from runtime.config.surroundings import TracesConfig
 from runtime.errors import ConfigError
 
 SDK: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")  # of the extra `otel`
@@ -51,7 +51,7 @@ class Sdk:
         resource = Resource.create(described)
         resource = OneResource(resource.attributes, resource.schema_url)
         self._provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-        self._exporting = BatchSpanProcessor(OTLPSpanExporter(endpoint=config.endpoint))
+        self._exporting = BatchSpanProcessor(OTLPSpanExporter())
         self._provider.add_span_processor(self._exporting)
         self._tracer = self._provider.get_tracer("baton")
         self._readable = partial(

@@ -19,7 +19,7 @@ import structlog
 from router.counters.recent import Recent, RecentRequest
 from router.tracing.sdk import Sdk
 from router.tracing.spans import add_spans
-from runtime.config.serving import TracesConfig
+from runtime.config.surroundings import TracesConfig
 
 MAX_WAITING: Final = 1024  # requests that have ended and have no spans yet; more are dropped
 CLOSE_S: Final = 5.0  # for the last spans to leave

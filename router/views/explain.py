@@ -18,11 +18,12 @@ from router.placement.assignment import Assigner
 from router.placement.candidates import Cost, Request, chances
 from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
+from router.placement.weights import Weights
 from router.views.hops import hops
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import SEED
 from runtime.blocks.xxh3 import block_hashes
-from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.config.serving import RouterConfig
 
 SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
 KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight")
@@ -36,6 +37,10 @@ class Explainer:
     pool: WorkerPool
     config: RouterConfig
     block_size: int
+
+    @property
+    def weights(self) -> Weights:
+        return Weights.of(self.config.placement)
 
     def request(self, request_id: str) -> pb.ExplainResponse | None:
         """The remembered decisions for the request; None when none is remembered."""
@@ -84,7 +89,7 @@ class Explainer:
             message.expected_ms = placement.ttft_ms
         for weighed in (weighing.prefill, weighing.decode):
             costs = weighed.costs()
-            odds = chances(costs, self.config.placement.temperature, weighed.due_ms)
+            odds = chances(costs, self.weights.temperature, weighed.due_ms)
             for one, chance in zip(costs, odds, strict=True):
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message
@@ -98,12 +103,11 @@ class Explainer:
         ]
 
     def _rules(self) -> pb.PlacementRules:
-        config = self.config.placement
         return pb.PlacementRules(
             block_size=self.block_size,
             max_running_per_worker=self.config.max_running_per_worker,
-            **{name: getattr(config, name) for name in SETTINGS},
-            **term_rules(config),
+            **{name: getattr(self.weights, name) for name in SETTINGS},
+            **term_rules(self.weights),
         )
 
 
@@ -117,7 +121,7 @@ def _timeline(request: RecentRequest) -> list[pb.Hop]:
     return messages
 
 
-def term_rules(config: PlacementConfig) -> dict[str, Any]:
+def term_rules(config: Weights) -> dict[str, Any]:
     """The fields of PlacementRules that follow from the table of terms."""
     terms = [pb.TermRule(name=row.name, heading=row.heading, amount=row.meaning, key=row.key) for row in cost.TERMS]
     return {"weights": {key: getattr(config, key) for key in KNOBS}, "terms": terms}

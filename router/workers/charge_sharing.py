@@ -1,6 +1,6 @@
 """Keeps several routers from herding onto one worker: each router tells the others what it has charged to whom.
 
-Every router publishes its changed totals, at most once per `interval_s`, and all its totals once a second as a sign of
+Every router publishes its changed totals, at most once per INTERVAL_S, and all its totals once a second as a sign of
 life. What another router tells stays in the ledger until the router tells something else, leaves, or is silent for
 `ttl_s`; after that its requests end, too, and the workers' own reports suffice. A router that hears of no other
 publishes signs of life alone. Event loop only.
@@ -17,12 +17,15 @@ import structlog
 from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
-from runtime.config.serving import ChargeSharingConfig
 from runtime.discovery.worker_key import WorkerKey, new_incarnation
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import charges_subject
 
+# Between two messages of one router: less than a prompt takes, so that routers do not herd for longer, and at most 200
+# small messages a second.
+INTERVAL_S = 0.005
 SIGN_OF_LIFE_S = 1.0
+TTL_S = 3.0  # three signs of life
 
 log = structlog.get_logger()
 
@@ -74,17 +77,16 @@ class ChargeSharing:
     """`news` is set when the ledger's own charges have changed. `start` and `close` surround the router's work."""
 
     def __init__(
-        self, nats: NatsClient, ledger: LoadLedger, news: asyncio.Event, router_id: str, config: ChargeSharingConfig
+        self, nats: NatsClient, ledger: LoadLedger, news: asyncio.Event, router_id: str, ttl_s: float = TTL_S
     ) -> None:
         self.malformed_reports = 0
-        self.others = ForeignCharges(ledger, config.ttl_s)
+        self.others = ForeignCharges(ledger, ttl_s)
         self._nats = nats
         self._ledger = ledger
         self._router_id = router_id
         self._incarnation = new_incarnation()
         self._subject = charges_subject(nats.namespace, router_id)
-        self._interval_s = config.interval_s
-        self._sign_of_life_s = min(SIGN_OF_LIFE_S, config.ttl_s / 3)
+        self._sign_of_life_s = min(SIGN_OF_LIFE_S, ttl_s / 3)
         self._news = news
         self._say_all = False
         self._task: asyncio.Task[None] | None = None
@@ -118,7 +120,7 @@ class ChargeSharing:
                 await self._publish(self._ledger.charged(), full=True)
             elif self.others.routers:
                 await self._publish(self._ledger.take_changed(), full=False)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(INTERVAL_S)
 
     async def _publish(self, charges: Mapping[WorkerKey, Totals], full: bool, leaving: bool = False) -> None:
         workers = [WorkerCharge(*worker, *totals) for worker, totals in charges.items()]

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import structlog
@@ -28,10 +28,10 @@ from router.workers.account import (
     LoadView,
     Totals,
 )
-from runtime.config.step_times import StepTimes
+from runtime.config.step_times import USUAL, StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
-UNKNOWN: Final = StepTimes()
+CHARGE_TTL_S = 300.0  # a charge that nobody released is dropped: half of the longest request's time
 
 log = structlog.get_logger()
 
@@ -116,10 +116,10 @@ class LoadLedger:
     def __init__(
         self,
         block_size: int,
-        charge_ttl_s: float,
+        charge_ttl_s: float = CHARGE_TTL_S,
         clock: Callable[[], float] = time.monotonic,
         *,
-        times: StepTimes = UNKNOWN,
+        times: StepTimes = USUAL,
         step_tokens: int = NO_LIMIT,
         relieved: Callable[[], None] = lambda: None,
         has_news: Callable[[], None] = lambda: None,

@@ -1,10 +1,8 @@
-"""serving.yaml: every key with its default and meaning. Each process parses it once and refuses unknown keys.
+"""serving.yaml: every key, with its default and a comment above it. Each process parses it once.
 
-The file `serving.yaml` at the top of the repository documents the same keys; a test keeps the two equal.
+`baton config` prints the file with these comments (commented.py); no other place declares a key.
 """
 
-import functools
-import operator
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -15,15 +13,16 @@ from msgspec import Meta, Struct
 
 from baton_proto.planner import PREFILL, ROLES, Role
 from runtime.config.external import ExternalWorkerConfig, check_names
+from runtime.config.left import told_of
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
+from runtime.config.surroundings import DiscoveryConfig, LoggingConfig, NatsConfig, SecurityConfig, TelemetryConfig
 from runtime.config.types import (
     AutoPositive,
     BlockSize,
     Count,
     Namespace,
-    NatsUrl,
     Port,
     Positive,
     Seconds,
@@ -32,48 +31,20 @@ from runtime.config.types import (
     Text,
     Threads,
     Weight,
-    in_order,
 )
 from runtime.config.workers import WorkerEngine, WorkersConfig
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError, nearest
 
 
-class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    url: NatsUrl | None = None  # None: `baton up` starts its own server
-    store_dir: Text | None = None  # of the own server; None: a temporary folder
-    credentials_file: Text | None = None  # .creds, for the server at `url`
-    token_file: Text | None = None  # or a token
-
-
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request costs is in ms: the time until its first token and what it costs others, see serving.yaml."""
+    """What a service may want to be otherwise. The weights of the costs are in router/placement/weights.py."""
 
-    ship_ms: Weight = 2.0  # of a prompt's way from prefill to decode worker, however short
-    # An 8B model on an H200: 147 kB a token, over links of 50, 50 and 2.5 GB/s
-    ship_token_ms: Weight = 0.003
-    host_token_ms: Weight = 0.003
-    disk_token_ms: Weight = 0.06
-    decode_steps: Weight = 8.0  # of the worker that the request is charged with
-    delay_weight: Weight = 0.25  # of a ms that a prompt delays another request's tokens
-    crowd_weight: Weight = 4.0  # of the ms that later prompts wait because this one is not cached
-    temperature: Weight = 0.0  # 0: argmin with random ties; above: softmax over negative normalised costs
-    local_prefill_tokens: Count = 2**31 - 1  # that a decode worker may compute of a prompt; 0: all prompts are shipped
-    prefill_queue_tokens: Positive = 131_072  # a prefill worker with as many queued tokens gets no new request
-    charge_ttl_s: Seconds = 300.0  # a charge that nobody released is dropped after this long
-    expected_prefix_ttl_s: Weight = (
-        30.0  # how long a prompt that was sent is taken for cached without an event; 0: never
-    )
-
-
-class ChargeSharingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How routers tell each other which worker they have sent what."""
-
-    interval_s: Seconds = 0.005  # between two messages, at least
-    ttl_s: Seconds = 3.0  # a router that is silent for this long loses its charges
-
-    def __post_init__(self) -> None:
-        in_order("interval_s", self.interval_s, "ttl_s", self.ttl_s)
+    # 0: the cheapest, at random among equals. Above: the higher, the more evenly spread.
+    temperature: Weight = 0.0
+    # So many tokens of a prompt at most are computed by a decode worker beside prefill workers. 0: all prompts are
+    # shipped.
+    local_prefill_tokens: Count = 2**31 - 1
 
 
 ToolParser = Literal[
@@ -83,33 +54,79 @@ ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    # Address that the router listens on. 127.0.0.1 is reachable from this machine only; another one wants keys of
+    # clients (security.api_key_file), or security.insecure.
     host: Text = "127.0.0.1"
-    http_port: Port = 8000  # 0 picks a free one
+    # OpenAI API, /health, /ready and /metrics. 0 picks a free port.
+    http_port: Port = 8000
+    # baton.v1.Inference. 0 picks a free port.
     grpc_port: Port = 8001
-    queue_limit: Positive = 1024  # requests admitted and not finished, beyond which new ones are refused
-    max_running_per_worker: Positive = 256  # requests in flight on one decode worker; more wait in the queue
-    request_timeout_s: Seconds = 600.0  # when the caller names no deadline
-    reject_ttft_ms: Weight = 0.0  # a request whose first token is expected later is refused; 0: no such limit
-    no_worker_timeout_s: Seconds = 5.0  # how long a request waits for a worker to appear
-    max_attempts: Positive = 4  # replays after lost workers, the first attempt included
+    # Requests that are admitted and not finished; beyond that the least entitled one is refused with 429 or
+    # RESOURCE_EXHAUSTED, and told when to come back. Should be well above what the workers can run. Those that wait go
+    # by priority, then by turns between tenants (tenant= in the line of a caller's API key).
+    queue_limit: Positive = 1024
+    # Requests in flight on one decode worker. More of them wait in the router's queue.
+    max_running_per_worker: Positive = 256
+    # Seconds that a request may take when its caller names no deadline.
+    request_timeout_s: Seconds = 600.0
+    # A request whose first token is expected after so many milliseconds is refused at once. 0: only what its own
+    # deadline does not allow.
+    reject_ttft_ms: Weight = 0.0
+    # Seconds that a request waits for a worker to appear when there is none.
+    no_worker_timeout_s: Seconds = 5.0
+    # Largest HTTP body or gRPC message.
     max_body_bytes: Positive = 8 * 1024 * 1024
-    max_buffered_bytes: Positive = 256 * 1024 * 1024  # of all HTTP bodies at once; see serving.yaml
-    max_http_connections: Positive = 4096  # open at once, of gRPC as many more; see serving.yaml
-    max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # of callers whose key's line says nothing else
-    max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0  # that requests may ask for; 0: none
-    response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024  # of kept responses; 0: none are
-    response_ttl_s: Seconds = 3600.0  # how long a response is kept
-    generation_config: Text = (
-        "auto"  # auto: the model's file says how to sample; none: it does not; or a folder with one
-    )
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies, which other servers of the API ignore
-    tool_parser: ToolParser = "auto"  # auto: by the model's chat template and tokens
+    # Bytes of all HTTP requests that are in memory at once: bodies, and what is decoded of them until they are tokens;
+    # the first 64 KiB of each do not count. Beyond it a long body is refused with 503. A tenant holds at most three
+    # times what is free, so that one alone takes three quarters and none takes all. As many bytes again are for gRPC
+    # messages, until they are decoded: that many of the largest size are read at once, and beyond it one that takes
+    # longer than a second is refused.
+    max_buffered_bytes: Positive = 256 * 1024 * 1024
+    # HTTP connections that are open at once, and gRPC connections likewise; fewer where this process may not have as
+    # many open files (ulimit -Hn), of which workers and NATS keep a part. Who comes then takes the place of a
+    # connection that has shown no key, else of one that rests; where all are in use, HTTP answers 503 with retry-after,
+    # over TLS with a closed connection. Each can fill 128 KiB with what max_buffered_bytes does not count: 64 KiB of
+    # head and 64 KiB of body.
+    max_http_connections: Positive = 4096
+    # Highest priority that a request may have; max_priority= in the line of a caller's key goes before it.
+    max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    # Longest time for which a request may ask that the KV of its prompt is kept; 0: none.
+    max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0
+    # Memory for the conversations of /v1/responses, which `previous_response_id` goes on from: they are kept by this
+    # router alone, for an hour at most, and lie here from the time that their answer begins. When it is full, the
+    # tenant that has most here loses its oldest. 0: none are kept, and requests that rely on it are refused.
+    response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024
+    # How to sample where a request does not say. auto: as the model's generation_config.json says (temperature, top_p,
+    # top_k, min_p, repetition_penalty, max_new_tokens), else as OpenAI's API does. none: as OpenAI's API does. A
+    # folder: as the generation_config.json in it says.
+    generation_config: Text = "auto"
+    # What to do with a field of an HTTP body that nobody here knows: refuse the request and name the nearest known
+    # field, or ignore the field, as other servers of this API do.
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    # How the model writes calls of tools: hermes (Qwen too), qwen3_coder, llama3_json, pythonic, mistral, deepseek_v3
+    # or harmony (gpt-oss). auto: as its chat template and its tokens say; hermes where the template knows no tools,
+    # which the prompt then tells as text. none: requests with tools are refused.
+    tool_parser: ToolParser = "auto"
+    # How it marks its reasoning, which answers tell apart: think (<think>), mistral ([THINK]) or harmony (its
+    # channels). none: it is text.
     reasoning_parser: ReasoningParser = "auto"
-    parse_control_tokens: bool = False  # True: a message that spells out a control token forges it
-    ui: bool = True  # the live page at /ui
-    cors_origins: tuple[Text, ...] = ()  # of web pages that may call the HTTP API; "*": all
+    # Control tokens of the model, such as <|im_end|>, that are spelled out in a chat's messages or tools. false: they
+    # are read as the characters that they are, so no text of a user or of a tool can end its turn and forge another.
+    # true: they are read as control tokens, as other servers do. Prompts of /v1/completions are not looked at.
+    parse_control_tokens: bool = False
+    # The live page at /ui, for who has an operator key. false: there is none.
+    ui: bool = True
+    # Web pages that browsers let call the HTTP API, as origins: ["https://chat.example.org"], or ["*"] for all. Callers
+    # need an API key as ever, where the service asks for one; where it does not, other pages are refused.
+    cors_origins: tuple[Text, ...] = ()
+
+    # Which worker gets a request: the one that costs least, in ms (`baton events explain` shows the sum):
+    #   queued prompts, or until there is room for its KV + computing what is not cached + 8 * decode step
+    #   + loading from lower tiers
+    #   + what it costs others
+    # Each worker's times follow from its own steps; until it has reported some, from `step_times`. A decode worker
+    # beside prefill workers runs a prompt itself or has it shipped, whichever costs less.
     placement: PlacementConfig = PlacementConfig()
-    charge_sharing: ChargeSharingConfig = ChargeSharingConfig()
 
     def __post_init__(self) -> None:
         if self.http_port == self.grpc_port != 0:
@@ -119,119 +136,176 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class DiskKvConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A disk tier for KV blocks, below the host tier. Each worker has a part of the folder, and finds it again."""
 
-    folder: Text | None = None  # None: there is no such tier
-    size: Size = "100GiB"  # of each worker's files, at most
+    # A folder on a local disk. Each worker takes a part of it. It is made when it is missing; one that others may write
+    # is refused. null: no such tier.
+    folder: Text | None = None
+    # Of each worker's files, all its ranks' together, at most; more than the disk has for all workers is refused.
+    # Useful from the size of KV blocks and host memory together upwards.
+    size: Size = "100GiB"
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Defaults are those of a CPU. `baton up` replaces those of AUTO_KEYS where it starts workers on GPUs."""
 
+    # auto, cpu or cuda.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = (
-        "auto"  # auto: float32 on CPU; on GPU the model's own, or bfloat16
-    )
+    # auto (float32 on a CPU; on a GPU the model's own, but bfloat16 for a float32 model), float32, bfloat16 or float16.
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # auto, torch, triton or flash.
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
-    block_size: BlockSize = 16  # tokens per KV block
-    kv_memory: Size = "auto"  # KV slab, per GPU, in whole blocks; auto: 512 MiB on CPU, what is left on a GPU
-    host_kv_memory: Size = (
-        "0"  # per rank, for prefixes that leave the slab; auto: 4 slabs, at most half of what is free; not on GPU ranks
-    )
+    # Tokens per KV block: 16, 32, 64 or 128. On a GPU 64 is fastest: decode attention 1-5 %, prefill attention 15 %
+    # faster than with 16 (benchmarks/README.md); smaller blocks share prefixes in finer steps. auto: 64 where `baton
+    # up` starts workers on GPUs, else 16. It prints what it chose. Processes that are started by hand take `auto` as on
+    # a CPU, so that they agree: give them numbers.
+    block_size: BlockSize = 16
+    # Memory for KV blocks, per worker (with tensor_parallel, on each of its GPUs): B, KB, MB, GB, KiB, MiB or GiB. On a
+    # CPU it is taken when it is first used. auto: 512 MiB on a CPU; on a GPU what weights and the largest step leave of
+    # it, or of the worker's share of it. `baton up` refuses more than is free for all workers, and less than serves a
+    # request.
+    kv_memory: Size = "auto"
+    # Host memory of each worker (with tensor_parallel, of each of its ranks) for prefixes that its KV blocks have no
+    # room for, in the same units: they are copied back when a prompt begins with them, which is sooner than computing
+    # them again. auto: four times the KV blocks, but at most half of what is free (in a container, of what its limit
+    # leaves), shared among the workers. 0: none. A GPU worker pins it when it starts; one with several ranks has none
+    # so far.
+    host_kv_memory: Size = "0"
+    # A disk tier below the host tier, which needs one. What prefixes the host memory has no room for is written to the
+    # folder and read again when a prompt begins with it, where that is sooner than computing it. A worker that starts
+    # again finds what it wrote, if it has the same model. The files hold the prompts in plain: only their owner can
+    # read them.
     disk_kv: DiskKvConfig = DiskKvConfig()
-    tensor_parallel: Literal[1, 2, 4, 8] = 1  # GPUs of one worker (on CPU: processes), each with a part of the model
-    gpu_share: Positive = 1  # workers that share one GPU: kv_memory auto takes as small a part of it
-    max_model_len: Positive | None = None  # None: what the model and the pool allow
-    max_batch_tokens: AutoPositive = 512  # token budget of one step (chunked prefill)
-    prefill_batch_tokens: AutoPositive | None = None  # of a prefill worker, where nobody decodes; None: the same
-    prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None  # of a prefill worker; None: tensor_parallel
-    max_running: AutoPositive = 64  # sequences that decode together
-    cuda_graphs: bool = True  # False: a GPU worker starts sooner, and its steps take longer
-    gpu_memory_share: Share = 0.97  # of a GPU, which may be in use, whoever uses it
-    cache_salt: Text | None = None  # makes the hashes of KV blocks this service's own
-    cache_per_tenant: bool = False  # requests of different tenants share no cached prefixes
-    prepare_sleep: bool = False  # a GPU worker takes the host memory for sleep level 1 at its start
-    threads: Threads = 0  # torch CPU threads; 0: cores / workers of this machine, at least 1
+    # GPUs that one worker takes: 1, 2, 4 or 8. Each holds a part of every layer, so that a step takes less time and
+    # larger models and pools fit. They must be on one host. On a CPU as many processes share the work, which is of use
+    # in tests.
+    tensor_parallel: Literal[1, 2, 4, 8] = 1
+    # Workers that share one GPU. `baton up` gives its workers one GPU after the other and counts by itself who shares.
+    gpu_share: Positive = 1
+    # Longest prompt and answer together, in tokens. null: what the model and the KV memory allow.
+    max_model_len: Positive | None = None
+    # Tokens that one engine step may compute; longer prompts are run in chunks of it. auto: 512, on GPUs 1024 for
+    # models of up to about 2B parameters.
+    max_batch_tokens: AutoPositive = 512
+    # The same for prefill workers, where no answers wait for the end of a step. null: max_batch_tokens. auto: on GPUs
+    # 8192, or what the model takes if that is less; else max_batch_tokens.
+    prefill_batch_tokens: AutoPositive | None = None
+    # GPUs that one prefill worker takes. KV blocks are shipped between workers of any of these sizes. null:
+    # tensor_parallel.
+    prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None
+    # Sequences that decode together in one worker. auto: 256 on GPUs, else 64.
+    max_running: AutoPositive = 64
+    # Whether a worker on a GPU records its steps as CUDA graphs. false: it is ready sooner, and each step takes longer.
+    cuda_graphs: bool = True
+    # Part of a GPU's memory that may be in use, by whomever: what is left of it beside the weights, the largest step
+    # and other programs is for KV blocks.
+    gpu_memory_share: Share = 0.97
+    # A secret string makes the hashes that cached prefixes are found by this service's own, so nobody outside can
+    # compute them. All routers of a service need the same one. null: Dynamo's hashes, which are public. Prefixes are
+    # compared token by token in any case; what a secret hides is whether a prompt is cached, to those who do not send
+    # it.
+    cache_salt: Text | None = None
+    # Whether only requests of the same tenant share cached prefixes. A request may also bring a `cache_salt` of its
+    # own: then it shares prefixes with requests of the same one. Otherwise a quick first token tells that somebody sent
+    # this prompt.
+    cache_per_tenant: bool = False
+    # Whether a worker on a GPU takes the host memory that its weights want in sleep level 1 at its start already, as
+    # much as the weights. Its first sleep is then as quick as the later ones.
+    prepare_sleep: bool = False
+    # CPU threads per worker. 0: the cores of this machine divided by its workers, at least 1.
+    threads: Threads = 0
 
 
-class MockConfig(StepTimes, frozen=True, forbid_unknown_fields=True):
-    """With `model: mock`: how long a step takes, and what a worker pretends to have."""
-
-    speed_up: Annotated[float, Meta(gt=0, le=1e9)] = 1.0  # all times are divided by it
-    kv_blocks: Positive = 32768  # per worker
-    answer_tokens: Positive = 64  # an answer ends by itself after as many tokens
-    tokenizer: Text = "bytes"  # `bytes`: one token per byte; else what `model` takes, for its tokenizer alone
+class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    # KV blocks of each worker, instead of engine.kv_memory.
+    kv_blocks: Positive = 32768
+    # An answer ends by itself after as many tokens, unless the request ignores that.
+    answer_tokens: Positive = 64
+    # bytes (one token per byte of text), or the model whose tokenizer is used, as in `model`.
+    tokenizer: Text = "bytes"
 
 
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # auto: the first row of kvtransfer/transports/table.py that both workers can use; else the name of a row. Workers
-    # and `baton up` check it, because this file lies below the table
+    """Workers and `baton up` check `transport`, because the table of transports lies above this file."""
+
+    # auto (on one host shm, or cuda_ipc between GPUs; else nccl between GPUs, else tcp), shm, cuda_ipc, nccl or tcp.
+    # nccl takes 128 MiB of GPU memory at either end of each pair of a prefill and a decode worker.
     transport: Text = "auto"
-    lease_ttl_s: Seconds = 120.0  # a grant that was not committed by then is cancelled and quarantined
+    # Seconds until blocks that were reserved for a prompt and did not arrive are given up.
+    lease_ttl_s: Seconds = 120.0
+    # Seconds for a prefill worker to reach a decode worker.
     connect_timeout_s: Seconds = 5.0
-    checksum: bool = False  # xxh3 of every block, sent along and verified before a sequence is admitted
-
-
-class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    heartbeat_s: Seconds = 1.0
-    ttl_s: Seconds = 4.0  # a worker that was silent for this long is gone
-
-    def __post_init__(self) -> None:
-        in_order("heartbeat_s", self.heartbeat_s, "ttl_s", self.ttl_s)
-
-
-class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names of files, because no key stands in a configuration. runtime/security/keys.py lists the variables that may
-    hold keys instead."""
-
-    api_key_file: Text | None = None  # one key per line; the public ports and the metrics take each key
-    insecure: bool = False  # True: without a key of clients, the router may listen beyond the loopback interface
-    tls_cert_file: Text | None = None  # of the public ports: PEM, with the chain up to the CA
-    tls_key_file: Text | None = None
-    cluster_key_file: Text | None = None  # of the service's own processes
-    operator_key_file: Text | None = None  # one key per line; Admin and the planner's orders take each key
-    # TLS between the service's own processes. auto: on when they listen beyond the loopback interface
-    internal_tls: Literal["auto", "on", "off"] = "auto"
-
-
-class RayConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `baton up --ray`."""
-
-    capacity_timeout_s: Seconds = 120.0  # a worker that no node has room for is given up after this long
-
-
-class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["console", "json"] = "console"
-
-
-class TracesConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenTelemetry. Variables OTEL_* say what is not said here."""
-
-    enabled: bool = False
-    endpoint: Text | None = None  # OTLP over HTTP; None: OTEL_EXPORTER_OTLP_ENDPOINT, else this machine's port 4318
-    sample: Annotated[float, Meta(ge=0, le=1)] | None = None  # of requests whose caller has not decided; None: all
-
-
-class TelemetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    traces: TracesConfig = TracesConfig()
+    # Send a checksum with every block and verify it before the sequence runs.
+    checksum: bool = False
 
 
 class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    model: Text = "smollm2"  # `smollm2`, a name on the Hub, a folder in Hugging Face form, a .gguf file, or `mock`
-    served_model_name: Text | None = None  # None: the name, or that of the folder or file
-    namespace: Namespace = "default"  # of NATS subjects, streams and buckets
+    # `smollm2` (the small model that `make` installs), a name on the Hugging Face Hub (Qwen/Qwen3-0.6B, also @REVISION,
+    # or Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf for a file in it), its address on huggingface.co, a folder in Hugging
+    # Face form (config.json, *.safetensors, tokenizer.json) or a .gguf file. A model of the Hub is downloaded once,
+    # into Hugging Face's cache; a GGUF is converted once, into ~/.cache/baton. `mock` computes nothing: see the section
+    # of that name.
+    model: Text = "smollm2"
+
+    # The name that clients ask for. null: `smollm2`, the name on the Hub, or that of the folder or file.
+    served_model_name: Text | None = None
+
+    # Separates services that share one NATS server. Lower-case letters, digits, - and _.
+    namespace: Namespace = "default"
+
+    # Workers announce themselves, publish the KV blocks that they hold and report their load over NATS.
     nats: NatsConfig = NatsConfig()
+
     router: RouterConfig = RouterConfig()
+
     workers: WorkersConfig = WorkersConfig()
+
     engine: EngineConfig = EngineConfig()
-    vllm: dict[str, Any] = {}  # arguments of vLLM's engine, as `vllm serve` has them, with _ for -
-    external_workers: tuple[ExternalWorkerConfig, ...] = ()  # engines that already run, as `vllm serve`
+
+    # With `workers.engine: vllm`: arguments of vLLM's engine, as `vllm serve` has them, with _ for -, such as
+    #   quantization: fp8
+    # The section `engine` sets block_size, dtype, max_model_len, max_num_batched_tokens (max_batch_tokens),
+    # max_num_seqs (max_running), tensor_parallel_size, kv_cache_memory_bytes (kv_memory) and gpu_memory_utilization
+    # (gpu_memory_share).
+    vllm: dict[str, Any] = {}
+
+    # Engines that already run somewhere as `vllm serve` (docs/operating.md, "vLLM servers that run already"), each a
+    # worker beside those that are started here:
+    #   - name: gpu-7                        # of the worker
+    #     address: http://gpu-7:8000
+    #     events: tcp://gpu-7:5557           # `endpoint` and `replay_endpoint` of its --kv-events-config
+    #     replay: tcp://gpu-7:5558
+    #     api_key_file: vllm.key             # if it asks for a key
+    #     model: Qwen/Qwen3-0.6B             # its name for the model, if it is another one than ours
+    #     seeds: false                       # on CPUs: see docs/operating.md
+    external_workers: tuple[ExternalWorkerConfig, ...] = ()
+
+    # How long steps of an engine take, in milliseconds, where n new prompt tokens come behind p earlier ones of their
+    # sequence and B sequences with K tokens of context in all decode:
+    #   prefill = max(prefill_floor_ms, prefill_token_ms * n + prefill_pair_ms * n * (p + n / 2))
+    #   decode  = decode_floor_ms + decode_sequence_ms * B + decode_token_ms * K
+    # A step that does both takes the sum. The planner and the router go by them until they have timed enough steps; the
+    # steps of the mock engine take exactly so long. `baton profile` finds the numbers of a machine. The defaults are
+    # those of an 8B model on one H200, by order of magnitude.
+    step_times: StepTimes = StepTimes()
+
+    # `model: mock`: workers whose engine computes nothing and takes its time. All else is real: blocks, prefix cache,
+    # events, streams, leases, transfers of a few bytes per block.
     mock: MockConfig = MockConfig()
+
+    # How KV blocks travel from prefill to decode workers.
     transfer: TransferConfig = TransferConfig()
+
     discovery: DiscoveryConfig = DiscoveryConfig()
+
+    # Keys stand in files, or in the variables that are named here; docs/operating.md says what each of them protects.
     security: SecurityConfig = SecurityConfig()
+
+    # How many workers of each role there are: the planner looks at the queue, the KV load and the latencies, and
+    # starts, drains and flips workers.
     planner: PlannerConfig = PlannerConfig()
-    ray: RayConfig = RayConfig()
+
+    # Logs go to stderr.
     logging: LoggingConfig = LoggingConfig()
+
     telemetry: TelemetryConfig = TelemetryConfig()
 
     def __post_init__(self) -> None:
@@ -255,14 +329,6 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")
 """Keys of the section `engine` that may say `auto`, which is the same as leaving them out."""
-GENERATION_CONFIGS = ("auto", "none")  # what is no folder
-PATH_KEYS = {
-    "engine.disk_kv": ("folder",),
-    "nats": ("store_dir", "credentials_file", "token_file"),
-    "planner": ("journal",),
-    "workers": ("python",),
-    "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file", "operator_key_file"),
-}
 
 
 def load_config(path: Path | None) -> ServingConfig:
@@ -298,27 +364,6 @@ def _with_words(data: Any) -> Any:
     return data
 
 
-def with_absolute_paths(config: ServingConfig) -> ServingConfig:
-    """The configuration for processes that work in another folder."""
-    data = msgspec.to_builtins(config)
-    for name, keys in PATH_KEYS.items():
-        section = functools.reduce(operator.getitem, name.split("."), data)
-        section |= {key: _absolute(path) for key in keys if (path := section[key]) is not None}
-    for worker in data["external_workers"]:
-        if worker["api_key_file"] is not None:
-            worker["api_key_file"] = _absolute(worker["api_key_file"])
-    data["workers"]["weights_folders"] = [_absolute(folder) for folder in config.workers.weights_folders]
-    if Path(config.model).expanduser().exists():
-        data["model"] = _absolute(config.model)
-    if config.router.generation_config not in GENERATION_CONFIGS:
-        data["router"]["generation_config"] = _absolute(config.router.generation_config)
-    return parse_config(data)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
-
-
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:
     """The configuration of a prefill worker: prefill_batch_tokens and prefill_tensor_parallel take effect."""
     engine = config.engine
@@ -340,6 +385,8 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
     for key, value in data.items():
         at = ".".join((*path, str(key)))
         if key not in fields:
+            if left := told_of(at, value):
+                raise ConfigError(f"{where}: {left[0]}", left[1])
             near = nearest(str(key), fields, "one", "".join(f"{part}." for part in path))
             raise ConfigError(f"{where}: {at}", f"unknown key{near or '; serving.yaml has all'}")
         inner = fields[key]

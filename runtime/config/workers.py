@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.planner import DECODE, PREFILL, ROLES, Role
-from runtime.config.types import Positive, Seconds, Text, Weight, Workers
+from runtime.config.types import Positive, Seconds, Text, Workers
 
 WorkerEngine = Text  # a row of worker/engines/table.py
 EngineCounts = dict[WorkerEngine, Workers | None]
@@ -15,16 +15,28 @@ EngineCounts = dict[WorkerEngine, Workers | None]
 
 
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    # Address that the workers listen on.
     host: Text = "127.0.0.1"
-    prefill: Workers | EngineCounts = 1  # a number: of `engine`
+    # How many of each role are started. Without prefill workers the decode workers run the prompts themselves. A number
+    # is of workers with `engine`; {baton: 1, vllm: 2} names engines, and {vllm: 0} that of workers that a planner adds.
+    # Prefill workers send KV to decode workers with the same engine alone.
+    prefill: Workers | EngineCounts = 1
     decode: Workers | EngineCounts = 1
-    engine: WorkerEngine = "baton"  # where a role names none; in a worker's process: its own
-    python: Text | None = None  # the interpreter of the environment that has an engine which ours has not
-    per_process: Positive | None = None  # workers that share a process; None: one, of the mock engine all
-    gather_ms: Weight = 10.0  # tokens between a request's first and last leave at most so often; 0: with every step
-    gather_events_ms: Weight = 20.0  # KV events leave at most so often
-    weights_folders: tuple[Text, ...] = ()  # that new weights may come from; (): the folder that `model` lies in
+    # What workers compute with where their role names no engine: baton, or vllm (docs/operating.md, "Workers with
+    # vLLM").
+    engine: WorkerEngine = "baton"
+    # The interpreter of the environment that has an engine which ours has not: with vllm .venv-vllm/bin/python after
+    # `make vllm-env`.
+    python: Text | None = None
+    # How many workers share one process. null: each has its own, but of the mock engine all share one. With a planner
+    # each has its own.
+    per_process: Positive | None = None
+    # Folders that new weights of running workers may come from, or from below: ["/models"]. []: the folder that `model`
+    # lies in.
+    weights_folders: tuple[Text, ...] = ()
+    # Seconds until a process that was started must be ready.
     ready_timeout_s: Seconds = 60.0
+    # Seconds that a process which is told to stop has for the requests in flight.
     drain_timeout_s: Seconds = 30.0
 
     def by_engine(self, role: Role) -> dict[WorkerEngine, int]:

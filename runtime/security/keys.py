@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runtime.address import is_loopback
-from runtime.config.serving import SecurityConfig, ServingConfig
+from runtime.config.serving import ServingConfig
+from runtime.config.surroundings import SecurityConfig
 from runtime.errors import ConfigError
 from runtime.security import nats_login
 from runtime.security.bearer_keys import FILE_FIELD, BearerKeys

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from runtime.address import is_address, is_loopback
-from runtime.config.serving import NatsConfig
+from runtime.config.surroundings import NatsConfig
 from runtime.errors import ConfigError
 from runtime.security.cluster_key import NATS, ClusterKey, TlsMode
 from runtime.security.secret import Secret, read_file, read_secrets
@@ -93,14 +93,10 @@ def _given_login(config: NatsConfig, environ: Mapping[str, str]) -> NatsLogin | 
     """Raises ConfigError."""
     if config.url is not None and (login := split_url(config.url)[1]):
         return login
-    if config.credentials_file and config.token_file:
-        raise ConfigError("nats.token_file", "nats.credentials_file is given too; one of them is enough")
-    if config.token_file:
-        return NatsLogin(token=read_secrets(config.token_file, "nats.token_file")[0])
     if credentials_file := config.credentials_file or environ.get(CREDENTIALS_FILE_VARIABLE):
-        if "NATS USER JWT" not in read_file(credentials_file, CREDENTIALS_FIELD):
-            raise ConfigError(CREDENTIALS_FIELD, f"{credentials_file}: is no .creds file of NATS")
-        return NatsLogin(credentials_file=credentials_file)
+        if "NATS USER JWT" in read_file(credentials_file, CREDENTIALS_FIELD):
+            return NatsLogin(credentials_file=credentials_file)
+        return NatsLogin(token=read_secrets(credentials_file, CREDENTIALS_FIELD)[0])
     if token := environ.get(TOKEN_VARIABLE):
         return NatsLogin(token=Secret(token))
     if user := environ.get(USER_VARIABLE):

@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from runtime.address import parse_address
-from runtime.config.serving import SecurityConfig
+from runtime.config.surroundings import SecurityConfig
 from runtime.errors import ConfigError
 from runtime.security.contexts import Pair, following, following_credentials
 from runtime.security.secret import state_of

@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.sparing import SparingFilter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
+from router.placement.weights import Weights
 from runtime.config.planner import TargetsConfig
-from runtime.config.serving import PlacementConfig
 from simulator.advice.traffic import Traffic
 from simulator.stepwise.fleet import Layout, simulate
 
@@ -45,9 +45,7 @@ class Standing:
 class Comparison:
     """`gpus`: that goodput is divided by, whether a layout uses them all or not."""
 
-    def __init__(
-        self, traffic: Traffic, targets: TargetsConfig, placement: PlacementConfig, gpus: int, seeds: int
-    ) -> None:
+    def __init__(self, traffic: Traffic, targets: TargetsConfig, placement: Weights, gpus: int, seeds: int) -> None:
         self.targets, self.gpus, self.seeds = targets, gpus, range(seeds)
         self._traffic, self._placement = traffic, placement
 

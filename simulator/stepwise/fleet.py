@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import astuple
 
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.config.step_times import StepTimes
 from simulator.compiled import BUCKET_LOG, Floats, Ints
 from simulator.requests import Requests
@@ -65,7 +65,7 @@ class Answers:
         return float(np.exp((bucket + 0.5) * BUCKET_LOG)) if total else 0.0
 
 
-def simulate(layout: Layout, requests: Requests, placement: PlacementConfig) -> Answers:
+def simulate(layout: Layout, requests: Requests, placement: Weights) -> Answers:
     """Runs the requests to their end. Invariant: each fits into a worker's KV memory alone."""
     fleet = fleet_of(layout, placement)
     state = new_state(fleet, requests)
@@ -74,7 +74,7 @@ def simulate(layout: Layout, requests: Requests, placement: PlacementConfig) -> 
     return Answers(requests, state.requests["first_s"], state.requests["end_s"], state.gaps, int(state.events[0]))
 
 
-def fleet_of(layout: Layout, placement: PlacementConfig) -> Fleet:
+def fleet_of(layout: Layout, placement: Weights) -> Fleet:
     kinds = (layout.prefill_kind, layout.decode_kind)
     return Fleet(
         np.array([astuple(kind.times) for kind in kinds]) / 1e3,

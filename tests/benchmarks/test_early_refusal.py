@@ -13,9 +13,9 @@ from benchmarks.quality.refusal import Fate, Foreseeing, Probe, Refusing
 from benchmarks.quality.simulation import Fleet, Run
 from benchmarks.quality.trace import TraceRequest
 from benchmarks.quality.traffic import Documents, generated
-from runtime.config.serving import MockConfig
+from benchmarks.quality.worker import SimulatedEngine
 
-FLEET = Fleet(workers=1, engine=MockConfig(speed_up=2), expects=True, due_ms=2000.0)
+FLEET = Fleet(workers=1, engine=SimulatedEngine(speed_up=2), expects=True, due_ms=2000.0)
 GAP_S = 0.1
 
 

@@ -15,9 +15,9 @@ from benchmarks.quality.policies import LeastLoaded, LongestPrefix, MakePolicy, 
 from benchmarks.quality.simulation import Fleet, simulate
 from benchmarks.quality.trace import TraceRequest, arrivals, load_trace
 from benchmarks.quality.traffic import GENERATORS, TOKENS_PER_S, generated
+from benchmarks.quality.worker import SimulatedEngine
 from benchmarks.routing_quality import OURS, POLICIES, Cell, Run, geometric_means, summary
 from router.workers.account import LoadView
-from runtime.config.serving import MockConfig
 
 BLOCK = 64
 BATON = POLICIES[OURS]
@@ -117,7 +117,7 @@ def test_half_of_the_tokens_of_long_documents_come_again() -> None:
 
 def test_the_first_token_comes_when_the_formula_says(tmp_path: Path) -> None:
     requests = load_trace(write_trace(tmp_path / "trace.gz", [(0, 1000, 10, [1, 2])]), BLOCK)
-    engine = MockConfig(prefill_floor_ms=1.0, prefill_token_ms=0.1, prefill_pair_ms=1e-4)
+    engine = SimulatedEngine(prefill_floor_ms=1.0, prefill_token_ms=0.1, prefill_pair_ms=1e-4)
     outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), BATON, seed=0)
     assert outcome.mean_ttft_ms == pytest.approx(0.1 * 1000 + 1e-4 * 1000 * 500)
 
@@ -125,7 +125,7 @@ def test_the_first_token_comes_when_the_formula_says(tmp_path: Path) -> None:
 def test_a_prompt_that_comes_in_mid_decode_begins_with_the_next_step(tmp_path: Path) -> None:
     lines = [(0, 100, 1000, [1]), (3000, 100, 10, [2])]
     requests = load_trace(write_trace(tmp_path / "trace.gz", lines), BLOCK)
-    engine = MockConfig(decode_floor_ms=500.0)
+    engine = SimulatedEngine(decode_floor_ms=500.0)
     outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), BATON, seed=0)
     first, second = outcome.ttft_s
     assert first < 0.01

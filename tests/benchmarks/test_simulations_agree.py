@@ -8,7 +8,8 @@ import pytest
 from benchmarks.quality import simulation
 from benchmarks.quality.policies import Placed
 from benchmarks.quality.trace import TraceRequest
-from runtime.config.serving import MockConfig, PlacementConfig
+from benchmarks.quality.worker import SimulatedEngine
+from router.placement.weights import Weights
 from runtime.config.step_times import StepTimes
 from simulator.advice.traffic import RandomTraffic
 from simulator.stepwise.fleet import Layout, WorkerKind, simulate
@@ -24,7 +25,7 @@ def test_they_have_the_same_mean_time_to_the_first_token(
     requests = RandomTraffic((100, 3000), (20, 200), 400).requests(rate, 0)
     rows = zip(requests.arrival_s.tolist(), requests.prompt.tolist(), requests.output.tolist(), strict=True)
     coming = [(at_s, TraceRequest(n, 0.0, *lengths, NONE, NONE, exact=True)) for n, (at_s, *lengths) in enumerate(rows)]
-    fleet = simulation.Fleet(workers=decode, prefill_workers=prefill, engine=MockConfig())
-    slow = simulation.simulate(coming, fleet, partial(Placed, PlacementConfig()), 0)
-    fast = simulate(Layout(prefill, KIND, decode, KIND), requests, PlacementConfig())
+    fleet = simulation.Fleet(workers=decode, prefill_workers=prefill, engine=SimulatedEngine())
+    slow = simulation.simulate(coming, fleet, partial(Placed, Weights()), 0)
+    fast = simulate(Layout(prefill, KIND, decode, KIND), requests, Weights())
     assert fast.ttft_ms.mean() == pytest.approx(slow.mean_ttft_ms, rel=tolerance)

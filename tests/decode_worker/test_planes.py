@@ -95,8 +95,7 @@ async def test_a_snapshot_holds_what_the_events_up_to_its_id_say(
 async def test_an_inspected_worker_counts_the_events_that_it_still_gathers(
     config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
 ) -> None:
-    patient = msgspec.structs.replace(config.workers, gather_events_ms=600_000.0)
-    worker = await start_worker("decode", "decode-patient", msgspec.structs.replace(config, workers=patient), folder)
+    worker = await start_worker("decode", "decode-patient", config, folder)
     mortal.append(worker)
     last_event_ids = []
     async with RouterClient(worker) as router:

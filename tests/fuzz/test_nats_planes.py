@@ -21,7 +21,6 @@ from planner.observing.router_board import RouterBoard
 from router.index.indexer import Indexer
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
-from runtime.config.serving import ChargeSharingConfig
 from runtime.discovery.directory import Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.nats.client import NatsClient, connect
@@ -90,7 +89,7 @@ async def hear(url: str, said: list[tuple[Subject, str, bytes]], number: int) ->
 async def listen(nats: NatsClient, closing: AsyncExitStack) -> tuple[Directory, RouterBoard]:
     directory, loads, board = Directory(nats, ttl_s=20), LoadBoard(nats), RouterBoard(nats)
     indexer = Indexer(nats, no_snapshot)
-    sharing = ChargeSharing(nats, LoadLedger(16, 60.0), asyncio.Event(), "router-9", ChargeSharingConfig())
+    sharing = ChargeSharing(nats, LoadLedger(16, 60.0), asyncio.Event(), "router-9")
     directory.on_change(indexer.apply)
     loads.on_report(indexer.load_report)
     for reader in (indexer, directory, sharing):

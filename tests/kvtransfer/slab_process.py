@@ -22,7 +22,8 @@ from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
-from runtime.config.serving import LoggingConfig, TransferConfig
+from runtime.config.serving import TransferConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange
 from runtime.telemetry.logging import configure_logging

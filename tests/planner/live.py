@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baton.service.planning.live_planner import live_planner
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
@@ -28,16 +30,14 @@ PROMPT_TOKENS = 500  # a byte is a token
 PLANNER: dict[str, Any] = {
     "enabled": True,
     "interval_s": 1.0,
-    "down_cooldown_s": 1.0,
-    "reversal_s": 2.0,
     "limits": {"max_prefill": 4, "max_decode": 4},
 }
-MOCK = {  # 100 ms for a prompt: ten of them per second and worker
+STEP_TIMES = {  # 100 ms for a prompt: ten of them per second and worker
     "prefill_token_ms": 0.2,
     "decode_floor_ms": 10.0,
     "decode_sequence_ms": 0.5,
-    "answer_tokens": 16,
 }
+PACE = {"pace.DOWN_COOLDOWN_S": 1.0, "pace.REVERSAL_S": 2.0}
 
 
 @dataclass
@@ -107,13 +107,29 @@ class Planned:
 
 @asynccontextmanager
 async def planned_service(
-    folder: Path, prefill: int, decode: int, planner: dict[str, Any], model: str = "mock", **sections: Any
+    folder: Path,
+    prefill: int,
+    decode: int,
+    planner: dict[str, Any],
+    model: str = "mock",
+    constants: dict[str, float] | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Planned]:
+    """`constants`: other values for those of modules in planner/policy/. The planner runs in this process."""
     journal = folder / "plan.jsonl"
     limits = PLANNER["limits"] | planner.pop("limits", {})
     settings = PLANNER | {"journal": str(journal)} | planner | {"limits": limits}
-    sections = {"mock": MOCK, "router": {"placement": {"local_prefill_tokens": 0}}} | sections
-    async with running_service(model, prefill, decode, planner=settings, **sections) as service:
+    sections = {
+        "mock": {"answer_tokens": 16},
+        "step_times": STEP_TIMES,
+        "router": {"placement": {"local_prefill_tokens": 0}},
+    } | sections
+    async with AsyncExitStack() as closing:
+        patch = closing.enter_context(pytest.MonkeyPatch.context())
+        for name, value in (PACE | (constants or {})).items():
+            patch.setattr(f"planner.policy.{name}", value)
+        running = running_service(model, prefill, decode, planner=settings, **sections)
+        service = await closing.enter_async_context(running)
         planned = Planned(service, journal)
         try:
             await planned.start_planner()

@@ -60,9 +60,10 @@ async def test_a_worker_that_is_killed_during_its_drain_is_gone_and_its_request_
 
 
 async def test_what_a_drain_does_not_finish_in_its_time_goes_on_elsewhere(tmp_path: Path) -> None:
-    settings = {"delays": {"drain_deadline_s": 14.0}}
-    quick = {"workers": {"drain_timeout_s": 1.0}, "mock": {"answer_tokens": 10_000, "decode_floor_ms": 15.0}}
-    async with planned_service(tmp_path, 1, 2, settings, **quick) as planned:
+    quick = {"workers": {"drain_timeout_s": 1.0}, "mock": {"answer_tokens": 10_000}}
+    slow = {"decode_floor_ms": 15.0}
+    constants = {"pace.DRAIN_DEADLINE_S": 14.0}
+    async with planned_service(tmp_path, 1, 2, {}, constants=constants, step_times=slow, **quick) as planned:
         asking = pb.GenerateRequest(text="a long answer", sampling=pb.SamplingOptions(max_tokens=1500))
         request = asyncio.create_task(planned.service.client.generate(asking, timeout_s=60))
         await planned.until(lambda: any(worker.running for worker in planned.last().observation.workers))
@@ -78,8 +79,7 @@ async def test_what_a_drain_does_not_finish_in_its_time_goes_on_elsewhere(tmp_pa
 async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_another_one_is_started(
     tmp_path: Path,
 ) -> None:
-    delays = {"start_deadline_s": 10.0, "retry_s": 1.0}
-    async with planned_service(tmp_path, 1, 1, {"delays": delays}) as planned:
+    async with planned_service(tmp_path, 1, 1, {"start_s": 2.0}, constants={"pace.RETRY_S": 1.0}) as planned:
         await planned.tell(Scale(prefill=2))
         await planned.until(lambda: len(begun(planned)) == 1)
         (stuck,) = begun(planned)
@@ -95,8 +95,8 @@ async def test_a_worker_that_never_becomes_ready_is_given_up_with_a_reason_and_a
 async def test_while_nats_is_away_for_long_the_service_serves_and_the_planner_freezes_and_says_so(
     tmp_path: Path,
 ) -> None:
-    settings = {"stale_s": STALE_S, "limits": {"min_prefill": 2}}
-    async with planned_service(tmp_path, 2, 1, settings) as planned:
+    settings = {"limits": {"min_prefill": 2}}
+    async with planned_service(tmp_path, 2, 1, settings, constants={"pace.STALE_S": STALE_S}) as planned:
         await planned.until(lambda: planned.count() == (2, 1))
         await planned.service.nats.stop()
         away_s = time.monotonic()
@@ -117,7 +117,7 @@ async def test_while_nats_is_away_for_long_the_service_serves_and_the_planner_fr
 
 
 async def test_an_operators_counts_hold_until_they_are_released(tmp_path: Path) -> None:
-    async with planned_service(tmp_path, 1, 1, {"slo": {"down_after_s": 1.0}}) as planned:
+    async with planned_service(tmp_path, 1, 1, {}, constants={"slo.DOWN_AFTER_S": 1.0}) as planned:
         said = await planned.tell(Scale(decode=2))
         assert said == "set by hand: decode 2; `baton scale --release` takes it back"
         await planned.until(lambda: planned.count() == (1, 2))

@@ -6,15 +6,14 @@ from statistics import fmean
 import pytest
 
 from baton_proto.planner import PREFILL, Observation
+from planner.policy.threshold import QUEUE_HIGH, QUEUE_LOW
 from tests.planner.live import Load, Planned, planned_service
 
 pytestmark = pytest.mark.slow
 
-QUEUE_HIGH, QUEUE_LOW = 5.0, 0.2
 THRESHOLD = {
     "policy": "threshold",
     "interval_s": 2.0,
-    "threshold": {"queue_high": QUEUE_HIGH, "queue_low": QUEUE_LOW},
     "limits": {"max_prefill": 3, "max_decode": 1},
 }
 

@@ -18,16 +18,16 @@ SETTLE_S = 60.0
 SETTINGS = {
     "keep_asleep": 1,
     "interval_s": 1.0,
-    "down_cooldown_s": 0.0,
-    "reversal_s": 0.0,
-    "reversals_per_hour": 100,
     "limits": {"gpu_budget": 4},
 }
+AT_ONCE = {"pace.DOWN_COOLDOWN_S": 0.0, "pace.REVERSAL_S": 0.0, "pace.REVERSALS_PER_HOUR": 100}
 
 
 async def test_answers_are_the_same_while_workers_sleep_wake_flip_and_leave(tmp_path: Path, tiny_model: Path) -> None:
     engine = {"kv_memory": "16MiB", "threads": 1}
-    async with planned_service(tmp_path, 1, 2, SETTINGS, model=str(tiny_model), engine=engine) as planned:
+    async with planned_service(
+        tmp_path, 1, 2, SETTINGS, constants=AT_ONCE, model=str(tiny_model), engine=engine
+    ) as planned:
         client = planned.service.client
         truth = [await greedy(client, prompt) for prompt in PROMPTS]
         answers: list[tuple[int, list[int]]] = []

@@ -13,14 +13,14 @@ from planner.acting.connector import ConnectorError
 from planner.journal import Decided, EffectEnded, Line, Started
 from planner.loop import PlannerLoop
 from planner.planner import Planner
-from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig
+from runtime.config.planner import LimitsConfig, PlannerConfig
 from runtime.errors import UnavailableError
 from tests.planner.observations import observation
 
 CONFIG = PlannerConfig(
     interval_s=5.0,
     limits=LimitsConfig(min_prefill=1, min_decode=1),
-    delays=DelaysConfig(start_deadline_s=100.0, retry_s=50.0),
+    start_s=20.0,
 )
 START_S = 20.0
 
@@ -111,7 +111,7 @@ def test_a_start_that_hangs_is_ended_at_its_deadline_and_tried_again_later() -> 
     lines = simulated(plan(processes, 170))
     starts = [time_s for time_s, verb, _ in processes.calls if verb == "add"]
     assert starts[:2] == [0, 0]
-    assert [150 <= time_s <= 160 for time_s in starts[2:]] == [True, True]
+    assert [130 <= time_s <= 140 for time_s in starts[2:]] == [True, True]
     removed = [worker_id for _, verb, worker_id in processes.calls if verb == "remove"]
     assert sorted(removed) == ["decode-2", "prefill-1"]
     assert any(isinstance(line, EffectEnded) and "after 100 s" in line.error for line in lines)
@@ -122,7 +122,7 @@ def test_starts_that_are_refused_are_tried_ever_later_with_the_reason_shown() ->
     processes.broken = True
     lines = simulated(plan(processes, 400))
     starts = sorted({time_s for time_s, _, _ in processes.calls})
-    assert starts == [0, 55, 160, 365]
+    assert starts == [0, 35, 100, 225]
     assert any(isinstance(line, Decided) and "no node has room" in " ".join(line.target.reasons) for line in lines)
 
 

@@ -97,9 +97,7 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     passed = "        config.crowd_weight,\n"
     scratch.edit("router/placement/candidates.py", passed, passed + "        config.toy_ms,\n")
     key = "    decode_steps: Weight = 8.0"
-    scratch.edit("runtime/config/serving.py", key, "    toy_ms: Weight = 0.0\n" + key)
-    key = "    ship_token_ms: 0.003\n"
-    scratch.edit("serving.yaml", key, key + "    # What a running request costs.\n    toy_ms: 0.0\n")
+    scratch.edit("router/placement/weights.py", key, "    toy_ms: Weight = 0.0\n" + key)
     scratch.run("-c", COST)
     scratch.has_followed("Add a cost term")
 
@@ -108,8 +106,7 @@ COST = """
 import random
 
 from router.placement.cost import NUM_TERMS, TERMS, TOY
-from runtime.config.serving import PlacementConfig, ServingConfig, load_config
-from pathlib import Path
+from router.placement.weights import Weights
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.placement.placement import weigh
 import numpy as np
@@ -117,28 +114,20 @@ import numpy as np
 assert TERMS[TOY].name == "toy" and TOY == NUM_TERMS - 1
 load = np.array([[2, 0, 0, 0, 0, 99, 0, 0, 0]])
 decode = Candidates((("d", 1),), np.zeros(1, dtype=np.int32), load, np.ones((1, 6)))
-weighing = weigh(Request(100, 16), decode, NO_CANDIDATES, PlacementConfig(toy_ms=3.0), random.Random())
+weighing = weigh(Request(100, 16), decode, NO_CANDIDATES, Weights(toy_ms=3.0), random.Random())
 assert weighing.costs()[0].terms[TOY] == 6.0
-assert load_config(Path("serving.yaml")) == ServingConfig()
 """
 
 
 def test_add_a_planner_policy(scratch: Scratch) -> None:
     scratch.write("planner/policy/toy.py", POLICY)
     rows = "runtime/config/planner.py"
-    scratch.edit(rows, "class PolicySections(", TOY_SECTION + "class PolicySections(")
-    row = "    threshold: ThresholdConfig = ThresholdConfig()\n"
-    scratch.edit(rows, row, row + "    toy: ToyConfig = ToyConfig()\n")
+    scratch.edit(rows, 'PolicyName = Literal["slo", "threshold"]', 'PolicyName = Literal["slo", "threshold", "toy"]')
     found = "from planner.policy.policy import make_policy; from runtime.config.planner import PlannerConfig;"
     assert "toy" in scratch.run("-c", f"{found} print(make_policy(PlannerConfig(policy='toy')).name)")
     scratch.has_followed("Add a planner policy")
 
 
-TOY_SECTION = '''class ToyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
-'''
 POLICY = '''"""One worker of each role, whatever comes."""
 
 from msgspec import Struct
@@ -353,11 +342,12 @@ assert all(hasattr(WorkerService, f"_{question.name.lower()}") for question in Q
 
 
 def test_add_a_configuration_key(scratch: Scratch) -> None:
-    key = "    queue_limit: Positive = 1024"
-    scratch.edit("runtime/config/serving.py", key, "    toy_limit: Positive = 7\n" + key)
-    lines = (ROOT / "serving.yaml").read_text().splitlines()
-    (host,) = (line for line in lines if line.startswith("  queue_limit:"))
-    scratch.edit("serving.yaml", host, f"{host}\n  # How many toys there may be.\n  toy_limit: 7")
+    above = "    # Requests in flight on one decode worker."
+    toy = "    # How many toys there may be.\n    toy_limit: Positive = 7\n"
+    scratch.edit("runtime/config/serving.py", above, toy + above)
+    written = scratch.run("-m", "baton", "config")
+    assert "  # How many toys there may be.\n  toy_limit: 7\n" in written
+    scratch.write("serving.yaml", written)
     scratch.run(
         "-c", "from pathlib import Path; from runtime.config.serving import *; load_config(Path('serving.yaml'))"
     )

@@ -10,8 +10,8 @@ from msgspec.structs import astuple
 from router.placement import placement
 from router.placement.candidates import Candidates, Request
 from router.placement.placement import Placement, Weighing
+from router.placement.weights import Weights
 from router.workers.account import NO_LIMIT, NUM_COLUMNS
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
@@ -34,7 +34,7 @@ def place(
     facts: Request,
     decode: Sequence[Candidate],
     prefill: Sequence[Candidate],
-    config: PlacementConfig,
+    config: Weights,
     rng: random.Random,
     **limits: int,
 ) -> Placement | None:
@@ -45,7 +45,7 @@ def weigh(
     facts: Request,
     decode: Sequence[Candidate],
     prefill: Sequence[Candidate],
-    config: PlacementConfig,
+    config: Weights,
     rng: random.Random,
     **limits: int,
 ) -> Weighing:

@@ -26,9 +26,11 @@ from engine.sequences.sequence import Sequence
 from router.index.match import Match
 from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
+from router.placement import expected_prefixes
 from router.placement.assignment import Assigner, Assignment
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import ExpectedPrefixes
+from router.placement.weights import Weights
 from router.workers.charge_sharing import ForeignCharges
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
@@ -108,7 +110,7 @@ class SimulatedRouter:
         times = StepTimes(0.0, 1e3 / timing.prefill_tokens_per_s, 0.0, timing.step_s * 1e3, 0.02, 4.2e-5)
         self.ledger = LoadLedger(BLOCK_SIZE, 300.0, simulation.clock, times=times)
         self.others = ForeignCharges(self.ledger, 1e9, simulation.clock)
-        self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s, simulation.clock)
+        self.expected = ExpectedPrefixes(simulation.expected_s, simulation.clock)
         self.pool = WorkerPool(name, "model", BLOCK_SIZE, self.ledger)
         self.assigner = Assigner(self.pool, self, self.ledger, config, random.Random(seed), self.expected, PrefixHits())
         for worker in simulation.workers.values():
@@ -131,6 +133,7 @@ class Simulation:
     decode: int = 64
     num_routers: int = 1
     sharing: bool = True
+    expected_s: float = expected_prefixes.TTL_S
     placement: dict[str, float] = field(default_factory=dict)  # changes to the default configuration
     timing: Timing = field(default_factory=Timing)
     num_blocks: int = 8192
@@ -144,7 +147,7 @@ class Simulation:
         workers = [SimulatedWorker(f"{role}-{i}", role, self.num_blocks) for i, role in enumerate(roles)]
         self.workers = {worker.key[0]: worker for worker in workers}
         default = RouterConfig(max_running_per_worker=4096)
-        config = replace(default, placement=replace(default.placement, **self.placement))
+        config = replace(default, placement=Weights(**self.placement))
         seeds = [self.rng.getrandbits(32) for _ in range(self.num_routers)]
         self.routers = [SimulatedRouter(self, f"router-{i}", config, seed) for i, seed in enumerate(seeds)]
         self._heap: list[tuple[float, int, Callable[[], None]]] = []

@@ -19,6 +19,7 @@ from router.index.holders import Holders
 from router.index.match import Match
 from router.placement.assignment import Assigner
 from router.placement.expected_prefixes import ExpectedPrefixes
+from router.placement.weights import Weights
 from router.requests.admission import AdmissionQueue
 from router.requests.choice import Parts
 from router.requests.generation import Generator
@@ -27,7 +28,7 @@ from router.text.tokenizer import Tokenizer
 from router.workers.account import LoadView
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
-from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BatonError,
@@ -39,7 +40,7 @@ from tests.router.scripted_worker import (
 )
 
 PROMPT = list(range(50, 90))
-CONFIG = RouterConfig(no_worker_timeout_s=0.3, placement=PlacementConfig(local_prefill_tokens=0))
+CONFIG = RouterConfig(no_worker_timeout_s=0.3, placement=Weights(local_prefill_tokens=0))
 
 
 @dataclass
@@ -58,11 +59,11 @@ class Router:
 
     def __init__(self, tokenizer: Tokenizer, config: RouterConfig) -> None:
         self.queue = AdmissionQueue(config.queue_limit)
-        self.ledger = LoadLedger(16, config.placement.charge_ttl_s, relieved=self.queue.wake)
+        self.ledger = LoadLedger(16, relieved=self.queue.wake)
         self._changed = asyncio.Event()
         self.pool = WorkerPool("router-0", "tiny", 16, self.ledger, changed=self._on_change)
         self.metrics = RouterMetrics()
-        self.expected = ExpectedPrefixes(config.placement.expected_prefix_ttl_s)
+        self.expected = ExpectedPrefixes()
         assigner = Assigner(self.pool, Holdings(), self.ledger, config, random.Random(1), self.expected)
         parts = Parts(tokenizer, 16, config, self.pool, assigner, self.queue, self.metrics)
         self.generator = Generator(parts, max_model_len=4096)

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.worker import Delta, Failure, Submit
+from router.placement.weights import Weights
+from router.requests import choice
 from router.text.tokenizer import Tokenizer
 from runtime.discovery.directory import Change
 from runtime.errors import (
@@ -148,10 +150,13 @@ async def test_a_refusing_decode_worker_is_not_asked_again(tokenizer: Tokenizer)
 UNSUPPORTED = Failure("unsupported", "prompt_logprobs: not with this engine", retryable=True, worker_id="d0")
 
 
-async def test_what_one_kind_of_engine_cannot_serve_goes_to_another_however_often(tokenizer: Tokenizer) -> None:
+async def test_what_one_kind_of_engine_cannot_serve_goes_to_another_however_often(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Attempts are not spent on it, because no worker was lost."""
+    monkeypatch.setattr(choice, "MAX_ATTEMPTS", 1)
     unable = [ScriptedWorker(f"d{i}", script=then_fail(0, replace(UNSUPPORTED, worker_id=f"d{i}"))) for i in range(6)]
-    async with routing(tokenizer, *unable, ScriptedWorker("d6"), config=replace(CONFIG, max_attempts=1)) as router:
+    async with routing(tokenizer, *unable, ScriptedWorker("d6")) as router:
         for _ in range(5):
             assert (await collect(stream(router, request(3)))).tokens == {0: greedy(PROMPT, 3)}
         assert sum(len(worker.submits) for worker in unable) > 0
@@ -303,7 +308,7 @@ async def test_requests_wait_in_the_queue_for_room_on_the_decode_worker(tokenize
 async def test_long_prompts_wait_while_the_prefill_worker_has_its_fill(tokenizer: Tokenizer) -> None:
     prefill, decode = ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")
     async with routing(tokenizer, prefill, decode) as router:
-        prefill.report(WorkerLoad(queued_prefill_tokens=CONFIG.placement.prefill_queue_tokens))
+        prefill.report(WorkerLoad(queued_prefill_tokens=Weights().prefill_queue_tokens))
         key = ("p0", 1)
         while router.ledger.view(key).queued_prefill_tokens == 0:
             await asyncio.sleep(0.001)
@@ -338,7 +343,9 @@ async def test_a_prompt_that_fits_no_worker_is_the_callers_mistake(tokenizer: To
         router.check_idle()
 
 
-async def test_many_requests_with_workers_dying_under_them(tokenizer: Tokenizer) -> None:
+async def test_many_requests_with_workers_dying_under_them(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four decode workers stumble at random; every answer is exact and nothing is left behind."""
     rng = random.Random(7)
 
@@ -351,7 +358,8 @@ async def test_many_requests_with_workers_dying_under_them(tokenizer: Tokenizer)
             await answer(worker, submit)
 
     workers: list[Any] = [ScriptedWorker(f"d{i}", script=stumbling) for i in range(4)]
-    config = replace(CONFIG, max_attempts=50, max_running_per_worker=8)
+    monkeypatch.setattr(choice, "MAX_ATTEMPTS", 50)
+    config = replace(CONFIG, max_running_per_worker=8)
     async with routing(tokenizer, *workers, config=config) as router:
         lengths = [rng.randrange(1, 12) for _ in range(100)]
         results = await asyncio.gather(*(collect(stream(router, request(length))) for length in lengths))

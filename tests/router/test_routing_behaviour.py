@@ -152,7 +152,7 @@ def test_by_load_alone_decode_workers_would_score_alike_and_chats_bounce() -> No
 def burst_of_siblings(ttl_s: float, siblings: int = 6) -> tuple[set[str], int]:
     """(prefill workers that a new long prefix went to, tokens computed for it), events being slow."""
     timing = Timing(event_delay_s=0.9)
-    simulation = Simulation(prefill=16, decode=4, timing=timing, placement={"expected_prefix_ttl_s": ttl_s})
+    simulation = Simulation(prefill=16, decode=4, timing=timing, expected_s=ttl_s)
     rng = random.Random(3)
     prefix = random_tokens(rng, 4096)
     jobs = [Job(f"s{n}", prefix + random_tokens(rng, 40), random_tokens(rng, 5)) for n in range(siblings)]

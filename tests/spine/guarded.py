@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import trustme
 import yaml
 
 from baton.cli.terminal.exit_codes import ExitCode
+from runtime.config.step_times import StepTimes
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.secret import Secret
 from tests.service import assert_gone
@@ -97,7 +99,7 @@ def guarded_service(folder: Path, **security: Any) -> Iterator[Guarded]:
     config = {
         "model": "mock",
         "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},
-        "mock": {"speed_up": 10},
+        "step_times": msgspec.to_builtins(StepTimes().faster(10)),
         "transfer": {"transport": "tcp"},
         "planner": {"enabled": True},
         "security": {

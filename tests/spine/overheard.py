@@ -19,6 +19,7 @@ import msgspec
 import trustme
 
 from baton_proto.generated import inference_pb2 as pb
+from runtime.config.step_times import StepTimes
 from runtime.security.cluster_key import NATS
 from tests.service import Service, running_service
 
@@ -61,8 +62,8 @@ async def overheard(mode: str, folder: Path) -> dict[str, Any]:
     ear = Ear()
     async with running_service(
         "mock",
-        mock={"speed_up": 100},
-        workers={"host": ADDRESS, "per_process": 1, "gather_ms": 500.0},
+        step_times=msgspec.to_builtins(StepTimes().faster(1000)),
+        workers={"host": ADDRESS, "per_process": 1},
         router={"host": ADDRESS, "placement": {"local_prefill_tokens": 0}},
         transfer={"transport": "tcp"},
         security=security,

@@ -18,7 +18,7 @@ from tests.spine.worker_view import inspect, until_idle, until_running, until_tr
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
 SLOW_PROMPTS = {"max_batch_tokens": 16}
-SOON_GONE = {"heartbeat_s": 0.5, "ttl_s": 2.5}
+SOON_GONE = {"ttl_s": 2.5}
 LONG = 300  # tokens
 NOTICED_WITHIN_S = 60.0  # half of a lease; five seconds, and time to run the prompt again on a busy machine
 

@@ -4,10 +4,12 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 
+import msgspec
 import psutil
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
+from runtime.config.step_times import StepTimes
 from tests.service import Service, running_service
 
 PREFILL, DECODE = 8, 24
@@ -21,7 +23,8 @@ async def service() -> AsyncIterator[Service]:
         PREFILL,
         DECODE,
         router={"placement": {"local_prefill_tokens": 0}},
-        mock={"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": ANSWER_TOKENS},
+        step_times=msgspec.to_builtins(StepTimes().faster(20)),
+        mock={"kv_blocks": 256, "answer_tokens": ANSWER_TOKENS},
     ) as running:
         yield running
 

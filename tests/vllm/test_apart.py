@@ -47,7 +47,6 @@ async def apart(python: Path, prefill: int, decode: int, transport: str) -> Asyn
     settings["router"] = {
         "placement": {"local_prefill_tokens": 0},
         "no_worker_timeout_s": 60.0,
-        "max_attempts": 10,
     }
     async with running_service("smollm2", prefill, decode, transfer={"transport": transport}, **settings) as service:
         yield service

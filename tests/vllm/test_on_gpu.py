@@ -31,7 +31,7 @@ def sections(python: Path, transport: str) -> dict[str, Any]:
     return {
         "workers": {"engine": "vllm", "python": str(python), "ready_timeout_s": 300.0},
         "engine": {"block_size": BLOCK, "kv_memory": "1GiB", "max_model_len": 2048, "max_batch_tokens": 512},
-        "router": {"placement": {"local_prefill_tokens": 0}, "max_attempts": 10},
+        "router": {"placement": {"local_prefill_tokens": 0}},
         "transfer": {"transport": transport},
     }
 

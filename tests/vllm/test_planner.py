@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 PLANNER: dict[str, Any] = {
     "policy": "threshold",
-    "threshold": {"queue_high": 50.0, "queue_low": 0.0},  # orders alone
     "limits": {"min_prefill": 0, "max_prefill": 0, "min_decode": 1, "max_decode": 2},
-    "delays": {"start_deadline_s": START_S},
+    "start_s": START_S / 5,
 }
+ORDERS_ALONE = {"threshold.QUEUE_HIGH": 50.0, "threshold.QUEUE_LOW": 0.0}
 
 
 async def test_the_planner_adds_and_drains_workers_with_vllm(vllm_python: Path, tmp_path: Path) -> None:
     oracle = Oracle(resolve_model("smollm2").folder)
     settings = {"model": "smollm2", **sections(vllm_python)}
-    async with planned_service(tmp_path, 0, 1, dict(PLANNER), **settings) as planned:
+    async with planned_service(tmp_path, 0, 1, dict(PLANNER), constants=ORDERS_ALONE, **settings) as planned:
         service = planned.service
         await planned.tell(Scale(0, 2))
         await planned.until(lambda: planned.count() == (0, 2), START_S)

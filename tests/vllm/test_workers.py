@@ -52,7 +52,7 @@ async def test_a_service_of_vllm_workers(vllm_python: Path) -> None:
     """One service for all of it, because each engine takes a minute to start."""
     files = resolve_model("smollm2")
     oracle, tokenizer = Oracle(files.folder), Tokenizer(files.folder, files.config.vocab_size)
-    settings = sections(vllm_python) | {"router": {"placement": {"decode_steps": 0}}}  # a prefix decides
+    settings = sections(vllm_python)
     settings["engine"]["max_batch_tokens"] = STEP_TOKENS
     async with running_service("smollm2", 0, 2, **settings) as service:
         await answers_are_those_of_transformers(service, oracle)

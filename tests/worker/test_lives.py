@@ -99,7 +99,6 @@ async def test_servers_elsewhere_are_indexed_chosen_lost_and_found_again(tiny_mo
     async with counting(tiny_model) as (one, two):
         workers = [one.worker("gpu-1"), two.worker("gpu-2")]
         sections: dict[str, Any] = {"external_workers": workers, "engine": {"block_size": BLOCK}}
-        sections["router"] = {"placement": {"decode_steps": 0}}  # the prefix alone decides
         async with running_service(tiny_model, 0, 0, **sections) as service:
             prompt = [10 + at % 200 for at in range(PREFIX + 1)]
             messages = Messages(block_size=BLOCK)

@@ -13,6 +13,7 @@ from baton.cli.advice.inputs import Workers, traffic
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, counted, print_table
+from router.placement.weights import Weights
 from simulator.advice.comparison import Comparison, Standing
 from simulator.advice.verdict import LEAST_SEEDS, MOST_SEEDS, curve, recommended
 from simulator.stepwise.fleet import Layout
@@ -84,7 +85,7 @@ def advise(
         coming, per_s, longest = traffic(trace, rate, input_tokens, output_tokens, count, cached)
         workers.check_room(*longest)
         mixed, splits = workers.layouts(gpus)
-        comparison = Comparison(coming, targets, workers.config.router.placement, gpus, seeds)
+        comparison = Comparison(coming, targets, Weights.of(workers.config.router.placement), gpus, seeds)
         standings = _standings(comparison, mixed + splits, per_s)
         points = curve(comparison, standings)
         equal = recommended(standings)

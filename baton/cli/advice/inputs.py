@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from baton.bench.workload import trace_lines
@@ -12,7 +13,6 @@ from baton.cli.profile import PROFILE_S, measured_profile, suited_config
 from baton.cli.terminal.length_range import length_range
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig, load_config
-from runtime.config.step_times import StepTimes
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from simulator.advice.layouts import layouts
@@ -67,19 +67,14 @@ class Workers:
         if tokens <= running:
             problem = f"{tokens} are no more than the {running} sequences of engine.max_running: prompts would not run"
             raise ConfigError("engine.max_batch_tokens", problem)
-        return WorkerKind(config.planner.slo.profile, tp, kv_tokens * tp, running, tokens)
+        return WorkerKind(config.step_times, tp, kv_tokens * tp, running, tokens)
 
 
 def _measured(model: str) -> ServingConfig:
     config = suited_config(None, model, "advise")
-    if model == "mock":  # its formula needs no measuring
-        times = StepTimes(*(ms / config.mock.speed_up for ms in (*config.mock.prefill, *config.mock.decode)))
-    else:
-        times = measured_profile(config, PROFILE_S).times
-    return with_overrides(config, {"planner": {"slo": {"profile": {name: getattr(times, name) for name in _TIMES}}}})
-
-
-_TIMES = StepTimes.__struct_fields__
+    if model == "mock":  # its steps take what the configuration says
+        return config
+    return with_overrides(config, {"step_times": msgspec.to_builtins(measured_profile(config, PROFILE_S).times)})
 
 
 def traffic(

@@ -11,7 +11,7 @@ import typer
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.runs.places import NATS_FLAG, nats_place, reach
 from baton.runs.run_file import find_keys
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect

@@ -48,7 +48,7 @@ async def advise(nats: NatsClient, config: ServingConfig, decisions: int | None,
             show_decision(console(), line.observation, line.target, title)
         left.release()
 
-    planner = Planner(config.planner)
+    planner = Planner(config.planner, config.step_times)
     loop = PlannerLoop(config.planner, planner, observer, HandsOff(), write=show, advice_only=True)
     await observer.start()
     running = asyncio.create_task(loop.run())

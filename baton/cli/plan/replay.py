@@ -46,8 +46,8 @@ def replay(
     """
     with errors_reported():
         flags = {"planner": {"policy": policy}} if policy else {}
-        config = with_overrides(load_config(config_path), flags, "flags").planner
-        replayed = replay_journal(read_journal(journal), config)
+        config = with_overrides(load_config(config_path), flags, "flags")
+        replayed = replay_journal(read_journal(journal), config.planner, config.step_times)
         if not replayed.decisions:
             raise ConfigError(str(journal), "holds no decision")
         recorded = [decision.recorded for decision in replayed.decisions]
@@ -58,9 +58,10 @@ def replay(
     else:
         _show(replayed, sides)
     if plot is not None:
+        targets = config.planner.targets
         observations = [decision.observation for decision in replayed.decisions]
         with errors_reported():
-            plot_decisions(plot, observations, [recorded, other], (config.targets.ttft_ms, config.targets.itl_ms))
+            plot_decisions(plot, observations, [recorded, other], (targets.ttft_ms, targets.itl_ms))
 
 
 def _document(replayed: Replay, sides: list[Summary]) -> dict[str, object]:

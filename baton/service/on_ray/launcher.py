@@ -42,7 +42,7 @@ class RayLauncher:
     def __init__(self, config: ServingConfig) -> None:
         resources = ray.cluster_resources()
         self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))
-        self._room = Room(config.ray.capacity_timeout_s)
+        self._room = Room(2 * config.planner.start_s)
         self._gpus = uses_gpus(config, self.machines)
         self._seats: dict[Process, Seat] = {}
 

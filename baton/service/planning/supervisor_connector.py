@@ -16,6 +16,7 @@ import structlog
 from baton.service.supervisor import Supervisor
 from baton_proto.planner import ALL_VERBS, ROLES, Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
+from planner.policy import pace
 from planner.policy.observation import LEAVING
 from runtime.calls.worker import WorkerClient
 from runtime.end_task import end_tasks
@@ -37,7 +38,7 @@ class SupervisorConnector:
         config = supervisor.config
         self._supervisor = supervisor
         self._key = supervisor.keys.cluster
-        self._drain_s = max(END_S, config.planner.delays.drain_deadline_s - config.workers.drain_timeout_s - END_S)
+        self._drain_s = max(END_S, pace.DRAIN_DEADLINE_S - config.workers.drain_timeout_s - END_S)
         self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
         self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
         self._tasks: dict[tuple[Verb, str], asyncio.Task[None]] = {}

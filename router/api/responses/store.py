@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from router.text.chat_template import Message
 
+TTL_S = 3600.0  # a conversation that rests for longer begins anew; memory bounds the store in any case
 LEAST_BYTES = 4096  # that one response counts, so that small ones are bounded in number
 
 
@@ -45,7 +46,7 @@ class Stored(Struct, frozen=True):
 
 
 class ResponseStore:
-    def __init__(self, limit_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_bytes: int, ttl_s: float = TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit_bytes`: 0 keeps nothing."""
         self.limit_bytes = limit_bytes
         self.ttl_s = ttl_s

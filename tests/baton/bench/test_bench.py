@@ -186,8 +186,8 @@ async def test_a_sweep_measures_each_load_of_a_service(service: Service, tmp_pat
 
 
 async def test_the_latencies_are_those_of_the_service() -> None:
-    mock = {"answer_tokens": 12, "prefill_floor_ms": 150.0, "decode_floor_ms": 30.0}
-    async with running_service("mock", 0, 1, mock=mock) as slow:
+    step_times = {"prefill_floor_ms": 150.0, "decode_floor_ms": 30.0}
+    async with running_service("mock", 0, 1, mock={"answer_tokens": 12}, step_times=step_times) as slow:
         (point,) = await measured(slow, "--concurrency", "1", "-n", "4")
     assert point["ttft_ms"]["p50"] > 150
     assert 29 < point["itl_ms"]["p50"] < point["ttft_ms"]["p50"]

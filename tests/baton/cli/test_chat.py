@@ -31,7 +31,7 @@ async def service(tiny_model: Path) -> AsyncIterator[Service]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def talker() -> AsyncIterator[Service]:
     """A service whose answers take minutes."""
-    async with running_service("mock", mock={"answer_tokens": 4000, "decode_floor_ms": 100.0}) as service:
+    async with running_service("mock", mock={"answer_tokens": 4000}, step_times={"decode_floor_ms": 100.0}) as service:
         yield service
 
 

@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": "mock", "engine": {"tensor_parallel": 2}}, "engine.tensor_parallel: the mock model computes nothing"),
     ({"security": {"api_key_file": "/no/keys"}}, "security.api_key_file: /no/keys: No such file"),
     ({"security": {"tls_cert_file": "/no/cert"}}, "security.tls_"),
-    ({"nats": {"token_file": "/no/token"}}, "nats.token_file: /no/token: No such file"),
+    ({"nats": {"credentials_file": "/no/token"}}, "nats.credentials_file: /no/token: No such file"),
     ({"external_workers": [EXTERNAL]}, "workers.prefill: external workers run their prompts themselves: set it to 0"),
     (ALONE | {"planner": {"enabled": True}}, "planner.enabled: the planner cannot start external workers"),
     (ALONE | {"model": "mock"}, "external_workers: the mock model is our own engine's"),

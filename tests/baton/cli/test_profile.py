@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from baton.cli.app import app
 from baton.cli.profile import Profile
 from baton.cli.terminal.exit_codes import ExitCode
-from runtime.config.serving import MockConfig, ServingConfig, dump_config, load_config
+from runtime.config.serving import ServingConfig, dump_config, load_config
 from runtime.config.step_times import StepTimes
 
 TRUE = StepTimes(11.0, 0.05, 4e-6, 8.0, 0.3, 2e-4)
@@ -22,8 +22,7 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "serving.yaml"
-    mock = MockConfig(**msgspec.structs.asdict(TRUE))
-    path.write_text(dump_config(ServingConfig(model="mock", mock=mock)))
+    path.write_text(dump_config(ServingConfig(model="mock", step_times=TRUE)))
     return path
 
 
@@ -43,7 +42,7 @@ def test_what_it_writes_is_a_section_of_serving_yaml(config: Path, tmp_path: Pat
     result = run("--config", str(config), "--out", str(out))
     assert result.exit_code == ExitCode.OK, result.output
     assert "prefill_floor_ms" not in result.stdout
-    assert load_config(out).planner.slo.profile.decode_floor_ms == pytest.approx(TRUE.decode_floor_ms, rel=0.02)
+    assert load_config(out).step_times.decode_floor_ms == pytest.approx(TRUE.decode_floor_ms, rel=0.02)
     shown = run("--config", str(config))
     assert shown.stdout.endswith(out.read_text())
     assert "error, median" in shown.stdout
@@ -51,7 +50,7 @@ def test_what_it_writes_is_a_section_of_serving_yaml(config: Path, tmp_path: Pat
 
 def test_too_little_time_is_said_to_be_too_little(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml"
-    path.write_text("model: mock\nmock: {prefill_floor_ms: 1000}")
+    path.write_text("model: mock\nstep_times: {prefill_floor_ms: 1000}")
     result = run("--config", str(path), "--seconds", "2")
     assert result.exit_code == ExitCode.USAGE
     assert "--seconds: in 2 s only" in result.stderr

@@ -8,14 +8,12 @@ from benchmarks.planner.fleet import Delays
 from benchmarks.planner.serving import Hardware, Limits
 from benchmarks.planner.workload import chat_lengths, requests_of
 from planner.journal import Decided, Line
-from runtime.config.planner import DelaysConfig, LimitsConfig, PlannerConfig, TargetsConfig
-from runtime.config.serving import MockConfig
+from runtime.config.planner import LimitsConfig, PlannerConfig, TargetsConfig
+from runtime.config.step_times import StepTimes
 
-HARDWARE = Hardware(MockConfig(speed_up=0.25))
+HARDWARE = Hardware(StepTimes().faster(0.25))
 START_S = 20.0
-CONFIG = PlannerConfig(
-    targets=TargetsConfig(1500, 60, 0.99), limits=LimitsConfig(gpu_budget=24), delays=DelaysConfig(start_s=START_S)
-)
+CONFIG = PlannerConfig(targets=TargetsConfig(1500, 60, 0.99), limits=LimitsConfig(gpu_budget=24), start_s=START_S)
 
 
 def run(rates: list[float], begin: tuple[int, int]) -> tuple[Outcome, list[Decided]]:

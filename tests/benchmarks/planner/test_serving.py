@@ -8,11 +8,10 @@ import pytest
 from baton_proto.planner import DECODE, PREFILL
 from benchmarks.planner.serving import Hardware, Limits, ServingCluster
 from benchmarks.planner.workload import chat_lengths, requests_of
-from runtime.config.serving import MockConfig
-from runtime.config.step_times import token_pairs
+from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import Requests
 
-ENGINE = MockConfig()
+ENGINE = StepTimes()
 
 
 def requests(*rows: tuple[float, int, int]) -> Requests:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from router.requests.choice import MAX_ATTEMPTS
 from tests.chaos import grammars
 from tests.chaos.judging.timeline import Timeline
 from tests.chaos.plan import Ask
 
-MAX_ATTEMPTS = 4  # router.max_attempts of every scenario
 OWN_FAULTS = ("INTERNAL", "UNKNOWN", "500")  # no loss of a worker or router explains these
 
 

@@ -45,9 +45,9 @@ STATUS_TIMEOUT_S = 2.0
 STARTS_AT_ONCE = 2
 STOP_TIMEOUT_S = 20.0
 BASE: dict[str, Any] = {
-    "router": {"http_port": 0, "grpc_port": 0, "no_worker_timeout_s": 3.0, "max_attempts": 4},
+    "router": {"http_port": 0, "grpc_port": 0, "no_worker_timeout_s": 3.0},
     "workers": {"ready_timeout_s": 80.0, "drain_timeout_s": 10.0},
-    "discovery": {"heartbeat_s": 0.5, "ttl_s": 2.5},
+    "discovery": {"ttl_s": 2.5},
     "logging": {"level": "info"},
 }
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from runtime.config.step_times import StepTimes
 from tests.chaos.machine.hosts import why_no_namespaces
 from tests.chaos.machine.preload import why_no_preload
 from tests.vllm.environment import vllm_python
@@ -19,7 +22,11 @@ STRETCH = 40  # consecutive rounds that share one scenario, and with it the runn
 TINY = {
     "engine": {"device": "cpu", "threads": 1, "kv_memory": "4MiB", "host_kv_memory": "2MiB", "max_batch_tokens": 64}
 }
-MOCK = {"mock": {"speed_up": 20.0, "kv_blocks": 256, "answer_tokens": 1000}, "engine": {"device": "cpu", "threads": 1}}
+MOCK = {
+    "step_times": msgspec.to_builtins(StepTimes().faster(20)),
+    "mock": {"kv_blocks": 256, "answer_tokens": 1000},
+    "engine": {"device": "cpu", "threads": 1},
+}
 # A worker takes half a minute to start, and more when others start too.
 VLLM: dict[str, Any] = {
     "workers": {"engine": "vllm", "python": str(vllm_python()), "ready_timeout_s": 300.0},

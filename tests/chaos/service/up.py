@@ -21,7 +21,7 @@ from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.scenarios import merged
 
 SUPERVISOR = "supervisor"
-PLANNER: dict[str, Any] = {"enabled": True, "interval_s": 0.5, "stale_s": 5.0, "delays": {"retry_s": 1.0}}
+PLANNER: dict[str, Any] = {"enabled": True, "interval_s": 0.5}
 KINDS: dict[str, Kind] = {"router": "router", "prefill_worker": "prefill", "decode_worker": "decode"}
 
 

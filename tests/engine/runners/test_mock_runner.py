@@ -2,22 +2,22 @@ import pytest
 
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.runners.mock_runner import MockRunner, step_ms
+from engine.runners.mock_runner import MockRunner
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence
-from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from tests.engine.kv_oracle import make_sequence
 
 EOS = 2
+ANSWER_TOKENS = 5
 VOCABULARY = list(range(10, 40))
-FORMULA = MockConfig(
+FORMULA = StepTimes(
     prefill_floor_ms=3.0,
     prefill_token_ms=0.5,
     prefill_pair_ms=0.01,
     decode_floor_ms=2.0,
     decode_sequence_ms=0.25,
     decode_token_ms=0.001,
-    answer_tokens=5,
 )
 
 
@@ -25,8 +25,8 @@ def chunk(start: int, num_tokens: int) -> ScheduledSequence:
     return ScheduledSequence(make_sequence("a", range(100)), start, num_tokens, sample=True)
 
 
-def make_engine(config: MockConfig = FORMULA) -> tuple[Engine, MockRunner]:
-    runner = MockRunner(config, VOCABULARY, EOS)
+def make_engine() -> tuple[Engine, MockRunner]:
+    runner = MockRunner(FORMULA, ANSWER_TOKENS, VOCABULARY, EOS)
     manager = BlockManager(64, 4)
     engine = Engine(
         runner, manager, max_batch_tokens=64, max_running=8, eos_token_ids=frozenset({EOS}), clock=runner.clock
@@ -43,26 +43,31 @@ def answer(sequence: Sequence) -> list[int]:
     return sequence.output_token_ids
 
 
+def step_ms(batch: Batch, times: StepTimes = FORMULA) -> float:
+    runner = MockRunner(times, ANSWER_TOKENS, VOCABULARY, EOS)
+    runner.submit(batch)
+    return runner.clock() * 1e3
+
+
 def test_a_prompt_takes_time_for_its_tokens_and_for_the_pairs_of_them() -> None:
     # n = 10 behind p = 20: 0.5 * 10 + 0.01 * 10 * (20 + 5)
-    assert step_ms(Batch([chunk(20, 10)], []), FORMULA) == pytest.approx(5.0 + 2.5)
+    assert step_ms(Batch([chunk(20, 10)], [])) == pytest.approx(5.0 + 2.5)
 
 
 def test_several_chunks_share_the_floor_and_add_up_above_it() -> None:
-    assert step_ms(Batch([chunk(0, 1), chunk(0, 1)], []), FORMULA) == 3.0
-    assert step_ms(Batch([chunk(0, 10), chunk(20, 10)], []), FORMULA) == pytest.approx(10.0 + 0.5 + 2.5)
+    assert step_ms(Batch([chunk(0, 1), chunk(0, 1)], [])) == 3.0
+    assert step_ms(Batch([chunk(0, 10), chunk(20, 10)], [])) == pytest.approx(10.0 + 0.5 + 2.5)
 
 
 def test_decoding_takes_time_for_each_sequence_and_for_its_context() -> None:
     # B = 2, K = 50 + 80
-    assert step_ms(Batch([], [chunk(49, 1), chunk(79, 1)]), FORMULA) == pytest.approx(2.0 + 0.5 + 0.13)
+    assert step_ms(Batch([], [chunk(49, 1), chunk(79, 1)])) == pytest.approx(2.0 + 0.5 + 0.13)
 
 
 def test_a_step_that_does_both_takes_the_sum_and_a_speed_up_divides_all() -> None:
     batch = Batch([chunk(0, 1)], [chunk(99, 1)])
-    faster = MockConfig(**{name: getattr(FORMULA, name) for name in FORMULA.__struct_fields__} | {"speed_up": 10.0})
-    assert step_ms(batch, FORMULA) == pytest.approx(3.0 + 2.35)
-    assert step_ms(batch, faster) == pytest.approx(0.535)
+    assert step_ms(batch) == pytest.approx(3.0 + 2.35)
+    assert step_ms(batch, FORMULA.faster(10)) == pytest.approx(0.535)
 
 
 def test_the_engine_reports_the_steps_of_the_runners_own_clock() -> None:

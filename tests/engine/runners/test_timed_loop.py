@@ -11,7 +11,7 @@ from engine.core.engine import Engine
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
 from engine.sequences.output import StepOutput
-from runtime.config.serving import MockConfig
+from runtime.config.step_times import StepTimes
 from runtime.errors import UnavailableError
 from tests.engine.kv_oracle import make_sequence
 
@@ -22,7 +22,7 @@ class Harness:
     """A loop whose steps all take STEP_S."""
 
     def __init__(self, step_s: float = STEP_S) -> None:
-        config = MockConfig(
+        config = StepTimes(
             prefill_floor_ms=step_s * 1e3,
             prefill_token_ms=0,
             prefill_pair_ms=0,
@@ -30,7 +30,7 @@ class Harness:
             decode_sequence_ms=0,
             decode_token_ms=0,
         )
-        runner = MockRunner(config, [10, 11, 12], 2)
+        runner = MockRunner(config, 64, [10, 11, 12], 2)
         self.engine = Engine(
             runner,
             BlockManager(64, 4),

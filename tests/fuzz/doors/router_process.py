@@ -13,7 +13,7 @@ import uvloop
 from baton_proto.generated import inference_pb2 as pb
 from router.api.http.server import serve_http
 from router.api.serving.grpc_api import GrpcApi
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.security.secret import Secret
 from runtime.telemetry.logging import configure_logging
 from tests.fuzz.doors.http2_frames import OPERATOR

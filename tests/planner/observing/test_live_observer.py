@@ -25,6 +25,7 @@ from planner.acting.connector import WorkerProcess
 from planner.observing.live_observer import LiveObserver
 from planner.observing.router_board import RouterBoard
 from planner.observing.worker_board import WorkerBoard
+from planner.policy import pace
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
@@ -158,9 +159,10 @@ class TestWorkers:
 
 class TestObserving:
     async def test_it_raises_while_nothing_is_new_and_shows_the_ages_when_that_is_too_old(
-        self, nats: NatsClient, nats_server: NatsServer
+        self, nats: NatsClient, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        observer = LiveObserver(nats, with_stale_s(2.0), tuple, 4, GPUS, lambda: Holds(prefill=2))
+        monkeypatch.setattr(pace, "STALE_S", 2.0)
+        observer = LiveObserver(nats, CONFIG, tuple, 4, GPUS, lambda: Holds(prefill=2))
         starting = asyncio.create_task(observer.start())
         try:
             await until_said(nats, starting, 1.0)
@@ -193,10 +195,6 @@ def test_the_budget_is_what_the_configuration_says_or_what_is_here() -> None:
     with_gpus = replace(machines, gpus=8)
     assert gpu_budget(tensor_parallel, with_gpus) == 8
     assert gpus_per_worker(tensor_parallel, with_gpus) == {PREFILL: 4, DECODE: 2}
-
-
-def with_stale_s(stale_s: float) -> ServingConfig:
-    return replace(CONFIG, planner=replace(CONFIG.planner, stale_s=stale_s))
 
 
 async def until_said(nats: NatsClient, starting: "asyncio.Task[None]", uptime_s: float) -> None:

@@ -23,10 +23,9 @@ from planner.policy.sizing import (
     workers_for,
 )
 from runtime.config.planner import TargetsConfig
-from runtime.config.serving import MockConfig
 from runtime.config.step_times import StepTimes, token_pairs
 
-ENGINE = MockConfig(speed_up=0.25)
+ENGINE = StepTimes().faster(0.25)
 TIMES = StepTimes(24.0, 0.08, 4.8e-6, 20.0, 0.08, 1.68e-4)  # of that engine
 TARGETS = TargetsConfig(ttft_ms=1500, itl_ms=60, attainment=0.99)
 PROMPT, OUTPUT = chat_lengths(np.random.default_rng(9), 100_000)

@@ -6,13 +6,14 @@ from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, Interval, Observation, Queue, WorkerView
 from planner.planner import Planner
+from planner.policy import slo
 from planner.policy.demand import Sums, counted
 from planner.policy.forecast import Forecast, Series, observed
 from planner.policy.sizing import Lengths, decode_workers, prefill_workers, prompt_time
 from planner.policy.slo import Peak, SloMemory, SloPolicy
 from planner.policy.step_model import initial_model
 from planner.policy.wanted import Wanted
-from runtime.config.planner import LimitsConfig, PlannerConfig, SloConfig, TargetsConfig
+from runtime.config.planner import LimitsConfig, PlannerConfig, TargetsConfig
 from runtime.config.step_times import StepTimes
 from tests.planner.observations import decode_step, interval, observation, starting, workers
 
@@ -21,7 +22,7 @@ CONFIG = PlannerConfig(targets=TargetsConfig(1500, 60, 0.99), limits=LimitsConfi
 
 
 def config(**changes: object) -> PlannerConfig:
-    return replace(CONFIG, slo=SloConfig(profile=SLOW), **changes)
+    return replace(CONFIG, **changes)
 
 
 class Cluster:
@@ -54,7 +55,7 @@ class Cluster:
 
 
 def test_a_step_of_the_load_is_answered_at_once_and_by_as_many_as_it_takes() -> None:
-    cluster = Cluster(Planner(config()), 2, 2)
+    cluster = Cluster(Planner(config(), SLOW), 2, 2)
     cluster.live(10, 300)
     before = cluster.count(PREFILL)
     cluster.live(60, 5)
@@ -65,7 +66,7 @@ def test_a_step_of_the_load_is_answered_at_once_and_by_as_many_as_it_takes() -> 
 
 
 def test_zero_traffic_is_zero_and_not_missing() -> None:
-    cluster = Cluster(Planner(config()), 4, 4)
+    cluster = Cluster(Planner(config(), SLOW), 4, 4)
     cluster.live(0, 400)
     assert (cluster.count(PREFILL), cluster.count(DECODE)) == (1, 1)
 
@@ -73,7 +74,7 @@ def test_zero_traffic_is_zero_and_not_missing() -> None:
 def test_a_load_between_one_and_two_workers_does_not_make_them_come_and_go() -> None:
     """Whatever the load: after it has settled, a steady one changes nothing any more."""
     for tenths in range(20, 200, 15):
-        cluster = Cluster(Planner(config()), 2, 2)
+        cluster = Cluster(Planner(config(), SLOW), 2, 2)
         cluster.live(tenths / 10, 600)
         settled = len(cluster.verbs)
         cluster.live(tenths / 10, 1200)
@@ -81,7 +82,7 @@ def test_a_load_between_one_and_two_workers_does_not_make_them_come_and_go() -> 
 
 
 def test_what_is_starting_already_is_not_started_again() -> None:
-    planner = Planner(config())
+    planner = Planner(config(), SLOW)
     views = workers(2, 8)
     for number in range(60):
         planner.decide(observation(5.0 * number, views, interval(20), gpu_budget=40))
@@ -95,9 +96,9 @@ def test_what_is_starting_already_is_not_started_again() -> None:
 
 
 def test_a_planner_that_was_restarted_decides_as_the_one_before() -> None:
-    cluster = Cluster(Planner(config()), 2, 2)
+    cluster = Cluster(Planner(config(), SLOW), 2, 2)
     cluster.live(30, 400)
-    heir = Planner(config())
+    heir = Planner(config(), SLOW)
     heir.restore(cluster.planner.saved())
     cluster.now_s += 5
     seen = cluster.seen(90)
@@ -105,10 +106,11 @@ def test_a_planner_that_was_restarted_decides_as_the_one_before() -> None:
     assert heir.saved() == cluster.planner.saved()
 
 
-def test_headroom_adds_workers_of_its_role() -> None:
+def test_headroom_adds_workers_of_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
     def counts(prefill_headroom: float, decode_headroom: float) -> tuple[int, int]:
-        slo = SloConfig(profile=SLOW, prefill_headroom=prefill_headroom, decode_headroom=decode_headroom)
-        cluster = Cluster(Planner(replace(CONFIG, slo=slo)), 2, 2)
+        monkeypatch.setattr(slo, "PREFILL_HEADROOM", prefill_headroom)
+        monkeypatch.setattr(slo, "DECODE_HEADROOM", decode_headroom)
+        cluster = Cluster(Planner(CONFIG, SLOW), 2, 2)
         cluster.live(30.0, 60)
         return cluster.count(PREFILL), cluster.count(DECODE)
 
@@ -118,7 +120,7 @@ def test_headroom_adds_workers_of_its_role() -> None:
 
 
 TIMES = StepTimes(2.0, 0.1, 0.0, 20.0, 0.08, 1.68e-4)  # a prompt of 1,000 tokens takes 100 ms
-POLICY = SloPolicy(replace(CONFIG, slo=SloConfig(profile=TIMES)))
+POLICY = SloPolicy(CONFIG, TIMES)
 LENGTHS = Lengths(1000, 1e6, 200, 0.0, 0.0, 1200)
 SUMS = Sums(100, 1e5, 1e8, 0, 0, 100, 2e4)
 NOW_S = 1000.0
@@ -205,7 +207,7 @@ def test_the_smallest_known_memory_and_batch_of_a_decode_worker_count() -> None:
 
 def test_decode_workers_without_prefill_workers_run_the_prompts() -> None:
     limits = LimitsConfig(min_prefill=0, max_prefill=0, gpu_budget=40)
-    alone = SloPolicy(replace(CONFIG, slo=SloConfig(profile=TIMES), limits=limits))
+    alone = SloPolicy(replace(CONFIG, limits=limits), TIMES)
     wanted, _ = decided([], remembered(), policy=alone)
     assert needed(wanted) == (0, for_answers(22, prompt_ms=100.0))
 
@@ -296,7 +298,7 @@ def test_a_backlog_is_drained_in_fifteen_seconds_by_workers_whose_prompts_decode
     queue = Queue(prefill_tokens=1_490_000)
     wanted, _ = decided(workers(1, 1), remembered(10.0), 10.0, queue=queue)
     assert needed(wanted) == (11, for_answers(10 + 149 / 1.5))
-    few = SloPolicy(replace(CONFIG, slo=SloConfig(profile=TIMES), limits=LimitsConfig(max_prefill=4, gpu_budget=40)))
+    few = SloPolicy(replace(CONFIG, limits=LimitsConfig(max_prefill=4, gpu_budget=40)), TIMES)
     wanted, _ = decided(workers(1, 1), remembered(10.0), 10.0, policy=few, queue=queue)
     assert needed(wanted) == (4, for_answers(40.0))
     queue = Queue(prefill_tokens=70_000)

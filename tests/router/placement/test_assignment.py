@@ -16,11 +16,11 @@ from router.placement import cost
 from router.placement.assignment import Assigner
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import ExpectedPrefixes
+from router.placement.weights import Weights
 from router.text.tokenizer import Tokenizer
 from router.workers.account import FREEING_S
 from router.workers.step_speed import StepSpeeds
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from tests.router.scripted_worker import ScriptedWorker
 from tests.router.small_router import CONFIG, Holdings, Router, routing
@@ -96,7 +96,7 @@ async def test_of_two_workers_with_the_prefix_on_disk_the_one_whose_disk_was_mea
             tree.apply_stored(key, None, hashes.tobytes(), names.tobytes())
             tree.apply_moved(key, names[::-1].tobytes(), DISK)
         index = SimpleNamespace(match=tree.find)
-        config = replace(CONFIG, placement=PlacementConfig(disk_token_ms=0.01))
+        config = replace(CONFIG, placement=Weights(disk_token_ms=0.01))
         assigner = Assigner(router.pool, index, router.ledger, config, random.Random(0))
 
         def weighed() -> tuple[set[str], list[float]]:
@@ -117,7 +117,7 @@ async def test_a_prompt_whose_prefix_is_on_its_way_waits_until_it_is_there_or_go
 ) -> None:
     async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1")) as router:
         expected = ExpectedPrefixes(30.0)
-        config = replace(CONFIG, placement=PlacementConfig(decode_steps=2.0, crowd_weight=3.0))
+        config = replace(CONFIG, placement=Weights(decode_steps=2.0, crowd_weight=3.0))
         assigner = Assigner(router.pool, Holdings(), router.ledger, config, random.Random(0), expected)
         facts, hashes = Request(3200, 16), np.arange(200, dtype=np.uint64)
         first = assigner.assign("first", facts, 3210, hashes)

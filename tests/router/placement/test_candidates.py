@@ -9,11 +9,11 @@ from msgspec.structs import astuple
 
 from router.placement import cost
 from router.placement.candidates import NO_CANDIDATES, NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
+from router.placement.weights import Weights
 from router.workers.account import NUM_COLUMNS
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 
 
 def costs(*totals: float | None) -> list[Cost]:
@@ -47,7 +47,7 @@ def test_chances_follow_cost_and_temperature_and_a_barred_candidate_has_none(
     assert chances(costs(*totals), temperature) == pytest.approx(expected)
 
 
-def weighed(role: str, rows: list[tuple[int, ...]], request: Request, config: PlacementConfig = CONFIG) -> Weighed:
+def weighed(role: str, rows: list[tuple[int, ...]], request: Request, config: Weights = CONFIG) -> Weighed:
     """Rows: cached blocks, then the load. A prefill worker, or a decode worker beside prefill workers."""
     workers = Candidates(
         tuple((f"w{i}", 1) for i in range(len(rows))),

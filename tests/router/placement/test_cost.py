@@ -13,16 +13,16 @@ from baton_proto.generated import inference_pb2 as pb
 from router.placement import cost
 from router.placement.candidates import NO_SHIPPER, Candidates, Cost, Request, Weighed, chances
 from router.placement.cost import SHIPPED, SHORT, TERMS, Term
+from router.placement.weights import Weights
 from router.views.explain import KNOBS, _candidate, term_rules
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 REQUEST = Request(1000, 16)
 TIMES = msgspec.structs.astuple(StepTimes())
 
 
-def weighed(kind: str, config: PlacementConfig = CONFIG) -> Weighed:
+def weighed(kind: str, config: Weights = CONFIG) -> Weighed:
     """Two workers that have some of everything; of what they hold, two blocks lie in host memory and one on disk. A
     decode worker receives the prompt's KV."""
     load = np.array([[3, 400, 70, 9000, 0, 60, 500, 0, 3]] * 2, dtype=np.int64)
@@ -46,7 +46,7 @@ class Dice(random.Random):
 
 
 def thrown(
-    draw: float, running: list[int], config: PlacementConfig, excluded: frozenset[int] = frozenset(), **limits: int
+    draw: float, running: list[int], config: Weights, excluded: frozenset[int] = frozenset(), **limits: int
 ) -> Weighed:
     """Workers that prefill and decode, named by their place, which differ in running requests alone."""
     n = len(running)
@@ -58,7 +58,7 @@ def thrown(
         return Weighed("decode", request, workers, config, Dice(draw), alone=True, **limits)
 
 
-def column(kind: str, term: Term, config: PlacementConfig = CONFIG) -> list[float]:
+def column(kind: str, term: Term, config: Weights = CONFIG) -> list[float]:
     return [one.terms[TERMS.index(term)] for one in weighed(kind, config).costs()]
 
 

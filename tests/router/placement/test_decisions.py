@@ -5,13 +5,13 @@ import random
 from router.placement.candidates import Request
 from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from tests.router.candidates import Candidate, place
 
 
 def placement(num_candidates: int = 1) -> Placement:
     decode = [Candidate((f"d{i}", 1), 0, 0, 0) for i in range(num_candidates)]
-    placed = place(Request(10, 16), decode, [], PlacementConfig(), random.Random(1))
+    placed = place(Request(10, 16), decode, [], Weights(), random.Random(1))
     assert placed is not None
     return placed
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from router.placement.candidates import NO_WORK, Request, Work
 from router.placement.early_refusal import TooLate, check_in_time
 from router.placement.placement import Weighing
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from tests.router.candidates import TIMES, Candidate, weigh
 
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 FACTS = Request(1600, 16)
 
 
 def weighed(
     decode: list[int],
     prefill: list[int] | None = None,
-    config: PlacementConfig = CONFIG,
+    config: Weights = CONFIG,
     due_ms: float = 0.0,
 ) -> Weighing:
     """By tokens in the workers' queues."""
@@ -49,7 +49,7 @@ def test_a_request_is_refused_when_no_worker_can_serve_it_in_time() -> None:
 
 def test_no_request_is_refused_while_a_worker_has_nothing_to_do() -> None:
     check_in_time(weighed([90_000, 0]), NO_WORK, 0.0)
-    check_in_time(weighed([90_000], [0, 50_000], PlacementConfig(local_prefill_tokens=0)), NO_WORK, 0.0)
+    check_in_time(weighed([90_000], [0, 50_000], Weights(local_prefill_tokens=0)), NO_WORK, 0.0)
     with pytest.raises(TooLate):
         check_in_time(weighed([90_000, 0]), Work(10**9, 0), 0.0)
 
@@ -59,13 +59,13 @@ def test_prompts_that_wait_before_it_are_shared_by_all_workers_that_run_prompts(
     work = Work(100_000, 5e9)
     taken_ms = 100_000 * TIMES.prefill[1] + 5e9 * TIMES.prefill[2]
     assert taken_ms > 3 * 100_000 * TIMES.prefill[1]
-    mixed, split = weighed([5000, 5000]), weighed([0], [5000, 5000], PlacementConfig(local_prefill_tokens=0))
+    mixed, split = weighed([5000, 5000]), weighed([0], [5000, 5000], Weights(local_prefill_tokens=0))
     for weighing in (mixed, split):
         assert expected_ms(weighing, work) - expected_ms(weighing) == pytest.approx(taken_ms / 2)
 
 
 def test_while_every_prefill_worker_has_its_fill_their_queues_count() -> None:
-    config = PlacementConfig(local_prefill_tokens=0, prefill_queue_tokens=1000)
+    config = Weights(local_prefill_tokens=0, prefill_queue_tokens=1000)
     weighing = weighed([0], [40_000, 30_000], config)
     assert weighing.placement() is None
     assert expected_ms(weighing) == pytest.approx(min(cost.ttft_ms for cost in weighing.prefill.costs()))
@@ -80,7 +80,7 @@ def shippers(num_tokens: int, due_ms: float) -> Weighing:
     """Prompts that are shipped by workers with (cached blocks, queued tokens)."""
     rows = [((365, 15910), "dear"), ((104, 3120), "soon"), ((167, 10831), "late")]
     prefill = [Candidate((name, 1), cached, queued, 0) for (cached, queued), name in rows]
-    config = PlacementConfig(local_prefill_tokens=0)
+    config = Weights(local_prefill_tokens=0)
     facts = Request(num_tokens, 16)
     return weigh(facts, [Candidate(("d", 1), 0, 0, 0)], prefill, config, random.Random(1), due_ms=due_ms)
 
@@ -100,7 +100,7 @@ def test_a_prompt_is_shipped_by_a_worker_that_is_in_time_however_cheap_one_is_th
 def test_a_cheap_prefill_worker_is_passed_where_the_decode_workers_part_of_the_way_makes_it_late() -> None:
     decode = [Candidate(("d", 1), 0, 0, 0, room=(0, 200, 0, 0))]  # each block comes free after 0.2 ms
     prefill = [Candidate(("dear", 1), 365, 15910, 0), Candidate(("soon", 1), 104, 3120, 0)]
-    config = PlacementConfig(local_prefill_tokens=0)
+    config = Weights(local_prefill_tokens=0)
     ttft_ms = {}
     for due_ms in (1e9, 1.0):
         placement = weigh(Request(6400, 16), decode, prefill, config, random.Random(1), due_ms=due_ms).placement()
@@ -136,7 +136,7 @@ def test_a_request_that_is_let_in_goes_to_the_cheapest_worker_that_is_in_time() 
 def test_a_request_that_some_worker_serves_in_time_is_never_refused(
     decode: list[int], prefill: list[int], due_ms: float, fill: int
 ) -> None:
-    weighing = weighed(decode, prefill, PlacementConfig(prefill_queue_tokens=fill), due_ms)
+    weighing = weighed(decode, prefill, Weights(prefill_queue_tokens=fill), due_ms)
     free = [cost.ttft_ms for cost in weighing.decode.costs() if not cost.barred]
     try:
         check_in_time(weighing, NO_WORK, due_ms)
@@ -159,7 +159,7 @@ class Dice(random.Random):
 
 
 def test_a_late_request_is_weighed_again_only_where_a_prefill_worker_takes_it() -> None:
-    config = PlacementConfig(prefill_queue_tokens=10**6)
+    config = Weights(prefill_queue_tokens=10**6)
     idle, full = Candidate(("d", 1), 0, 0, 0), Candidate(("p", 1), 0, 10**6, 0)
     for prefill, draws in (([], 1), ([full], 2), ([full, Candidate(("q", 1), 0, 0, 0)], 4)):
         dice = Dice(1)

@@ -11,8 +11,8 @@ from router.placement import assignment, placement
 from router.placement.candidates import Request
 from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Weighing
+from router.placement.weights import Weights
 from router.text.tokenizer import Tokenizer
-from runtime.config.serving import PlacementConfig
 from tests.router.candidates import Candidate, weigh
 from tests.router.scripted_worker import ScriptedWorker, greedy
 from tests.router.small_router import PROMPT, collect, request, routing, stream
@@ -78,7 +78,7 @@ def test_the_form_that_is_in_time_is_taken_although_another_one_costs_less() -> 
     chosen = {}
     for due_ms in (math.inf, 222.0, 1.0):
         forms = of_each_form(facts, others)
-        weighings = [weigh(form, rows, [], PlacementConfig(), random.Random(1), due_ms=due_ms) for form in forms]
+        weighings = [weigh(form, rows, [], Weights(), random.Random(1), due_ms=due_ms) for form in forms]
         best = best_form(weighings, due_ms).placement()
         assert best is not None
         chosen[due_ms] = best.decode

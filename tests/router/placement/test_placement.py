@@ -26,12 +26,12 @@ from router.placement.cost import (
     SHORT,
 )
 from router.placement.placement import Placement
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.config.step_times import StepTimes
 from tests.router.candidates import NOW_MS, TIMES, Candidate, place
 
 BLOCK_SIZE = 16
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 
 
 def candidate(
@@ -59,7 +59,7 @@ def candidates(prefix: str, min_size: int) -> st.SearchStrategy[list[Candidate]]
 
 
 configs = st.builds(
-    PlacementConfig,
+    Weights,
     decode_steps=st.sampled_from([0.0, 2.0, 16.0]),
     ship_ms=st.sampled_from([0.0, 2.0]),
     ship_token_ms=st.sampled_from([0.0, 0.003, 0.1]),
@@ -75,7 +75,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
     num_tokens: int,
     decode: list[Candidate],
     prefill: list[Candidate],
-    config: PlacementConfig,
+    config: Weights,
     seed: int,
     data: st.DataObject,
 ) -> None:
@@ -338,7 +338,7 @@ def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_
 @pytest.mark.parametrize(
     "config", [replace(CONFIG, local_prefill_tokens=n, prefill_queue_tokens=16384) for n in (0, 100)]
 )
-def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_may_not_run_it(config: PlacementConfig) -> None:
+def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_may_not_run_it(config: Weights) -> None:
     full = [candidate("p", queued=16384)]
     assert place(request(5000), [candidate("d")], full, config, random.Random()) is None
     short = place(request(20), [candidate("d")], full, config, random.Random())

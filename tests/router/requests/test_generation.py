@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from baton_proto.worker import Delta, Failure, StepMessage, Submit
+from router.requests import choice
 from router.requests.choice import Choice
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -252,11 +253,11 @@ async def test_closing_the_stream_cancels_everywhere(tokenizer: Tokenizer, n: in
 
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_reader_that_pauses_stops_its_sequences_and_gets_the_same_tokens_when_it_reads_on(
-    tokenizer: Tokenizer, n: int
+    tokenizer: Tokenizer, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = ScriptedWorker("d0")
-    config = replace(CONFIG, max_attempts=1)  # a pause is no failed attempt
-    async with routing(tokenizer, decode, config=config) as router:
+    monkeypatch.setattr(choice, "MAX_ATTEMPTS", 1)  # a pause is no failed attempt
+    async with routing(tokenizer, decode) as router:
         asked = request(1200, n=n)
         async with aclosing(stream(router, asked)) as pieces:
             first = await anext(pieces)

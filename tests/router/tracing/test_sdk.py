@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pip install 'baton-serve[otel]'")
 
 from router.tracing.sdk import Sdk
-from runtime.config.serving import TracesConfig
+from runtime.config.surroundings import TracesConfig
 
 YES = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 NO = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}

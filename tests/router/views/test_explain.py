@@ -13,10 +13,11 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.worker import Failure
 from router.placement.assignment import Assigner
 from router.placement.cost import NO_ROOM
+from router.placement.weights import Weights
 from router.text.tokenizer import Tokenizer
 from router.views.explain import Explainer
 from router.workers.account import LoadView
-from runtime.config.serving import PlacementConfig, RouterConfig
+from runtime.config.serving import RouterConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.directory import Change
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
@@ -97,7 +98,7 @@ async def test_an_unknown_request_is_not_explained(tokenizer: Tokenizer) -> None
 
 
 async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
-    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=100, delay_weight=0.0))
+    config = RouterConfig(placement=Weights(local_prefill_tokens=100, delay_weight=0.0))
     workers = [
         ScriptedWorker("p0", "prefill"),
         ScriptedWorker("p1", "prefill"),
@@ -124,7 +125,7 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
 
 
 async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(tokenizer: Tokenizer) -> None:
-    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=32))
+    config = RouterConfig(placement=Weights(local_prefill_tokens=32))
     async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
         short, long = (explainer(router, config).prompt(prompt(n)).decisions[0] for n in (32, 33))
         assert (short.reason, short.decode_worker, short.prefill_worker) == (pb.PLACEMENT_REASON_SHORT_PROMPT, "d0", "")
@@ -140,7 +141,7 @@ async def test_a_prompt_is_explained_as_going_to_workers_of_one_form_of_kv(token
     workers += [ScriptedWorker(name, role) for name, role in (("p-new", "prefill"), ("d-new", "decode"))]
     for worker in workers:
         worker.kv_form = worker.worker_id.partition("-")[2]
-    config = RouterConfig(placement=PlacementConfig(local_prefill_tokens=0))
+    config = RouterConfig(placement=Weights(local_prefill_tokens=0))
     async with routing(tokenizer, *workers) as router:
         for busy, wanted in ((("p-old", "d-new"), None), (("p-old", "d-old"), "new"), (("p-new", "d-new"), "old")):
             charges = [router.ledger.charge("other", (name, 1), None, 400, 400) for name in busy]
@@ -153,9 +154,7 @@ async def test_a_prompt_is_explained_as_going_to_workers_of_one_form_of_kv(token
 
 
 async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None:
-    config = RouterConfig(
-        max_running_per_worker=2, placement=PlacementConfig(local_prefill_tokens=0, prefill_queue_tokens=100)
-    )
+    config = RouterConfig(max_running_per_worker=2, placement=Weights(local_prefill_tokens=0, prefill_queue_tokens=100))
     async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
         load(router, "p0", queued_prefill_tokens=100)
         (decision,) = explainer(router, config).prompt(prompt(40)).decisions
@@ -175,7 +174,7 @@ async def test_what_keeps_a_prompt_waiting_is_said(tokenizer: Tokenizer) -> None
 
 
 async def test_a_prompt_that_a_decode_worker_runs_for_full_prefill_workers_says_so(tokenizer: Tokenizer) -> None:
-    config = RouterConfig(placement=PlacementConfig(prefill_queue_tokens=100))
+    config = RouterConfig(placement=Weights(prefill_queue_tokens=100))
     async with routing(tokenizer, ScriptedWorker("p0", "prefill"), ScriptedWorker("d0")) as router:
         load(router, "p0", queued_prefill_tokens=100)
         response = explainer(router, config).prompt(prompt(40))
@@ -199,7 +198,7 @@ async def test_workers_that_cannot_be_used_are_named_with_the_reason(tokenizer: 
 
 
 async def test_a_request_that_found_a_worker_full_says_so(tokenizer: Tokenizer) -> None:
-    config = RouterConfig(max_running_per_worker=1, placement=PlacementConfig(local_prefill_tokens=0))
+    config = RouterConfig(max_running_per_worker=1, placement=Weights(local_prefill_tokens=0))
     async with routing(tokenizer, ScriptedWorker("d0"), ScriptedWorker("d1"), config=config) as router:
         load(router, "d0", running=1)
         wanted = request(3)

@@ -15,14 +15,13 @@ from router.workers import charge_sharing
 from router.workers.account import LoadView
 from router.workers.charge_sharing import ChargeSharing, ForeignCharges
 from router.workers.load import LoadLedger
-from runtime.config.serving import ChargeSharingConfig
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import charges_subject
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
-CONFIG = ChargeSharingConfig(interval_s=0.005, ttl_s=0.6)
-SILENT = ChargeSharingConfig(interval_s=0.005, ttl_s=300.0)  # longer than a test
+TTL_S = 0.6
+SILENT_S = 300.0  # longer than a test
 
 
 @dataclass
@@ -39,12 +38,12 @@ Join = Callable[..., Awaitable[Router]]
 async def join(nats_server: NatsServer) -> AsyncIterator[Join]:
     async with AsyncExitStack() as closing:
 
-        async def join(router_id: str, config: ChargeSharingConfig = CONFIG) -> Router:
+        async def join(router_id: str, ttl_s: float = TTL_S) -> Router:
             nats = await connect(nats_server.url, router_id, timeout_s=60)
             closing.push_async_callback(nats.close)
             news = asyncio.Event()
             ledger = LoadLedger(16, 300.0, has_news=news.set)
-            sharing = ChargeSharing(nats, ledger, news, router_id, config)
+            sharing = ChargeSharing(nats, ledger, news, router_id, ttl_s)
             await sharing.start()
             closing.push_async_callback(sharing.close)
             return Router(nats, ledger, sharing)
@@ -77,19 +76,19 @@ async def test_what_one_router_charges_the_others_see(join: Join) -> None:
 
 @pytest.fixture
 def no_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charge_sharing, "SIGN_OF_LIFE_S", SILENT.ttl_s)
+    monkeypatch.setattr(charge_sharing, "SIGN_OF_LIFE_S", SILENT_S)
 
 
 @pytest.mark.usefixtures("no_signs_of_life")
 async def test_a_router_that_comes_later_is_told_all_at_once(join: Join) -> None:
-    one = await join("router-0", SILENT)
+    one = await join("router-0", SILENT_S)
     with one.ledger.charge("r", D, P, num_tokens=160, prefill_tokens=100):
-        late = await join("router-1", SILENT)
+        late = await join("router-1", SILENT_S)
         await until(lambda: late.ledger.view(D) == LoadView(1, 0, 10))
 
 
 async def test_a_router_that_leaves_takes_its_charges_with_it(join: Join) -> None:
-    one, two = await join("router-0", SILENT), await join("router-1", SILENT)
+    one, two = await join("router-0", SILENT_S), await join("router-1", SILENT_S)
     one.ledger.charge("r", D, P, num_tokens=160, prefill_tokens=100)
     await until(lambda: two.ledger.view(D) != IDLE)
     await one.sharing.close()
@@ -97,13 +96,13 @@ async def test_a_router_that_leaves_takes_its_charges_with_it(join: Join) -> Non
 
 
 async def test_a_router_that_dies_is_forgotten_after_its_time_to_live(join: Join) -> None:
-    one, two = await join("router-0", SILENT), await join("router-1", SILENT)
+    one, two = await join("router-0", SILENT_S), await join("router-1", SILENT_S)
     one.ledger.charge("r", D, P, num_tokens=160, prefill_tokens=100)
     await until(lambda: two.ledger.view(D) != IDLE)
     await one.nats.close()
     await two.nats.flush()
     assert two.ledger.view(D) != IDLE
-    two.sharing.others._clock = lambda: time.monotonic() + SILENT.ttl_s
+    two.sharing.others._clock = lambda: time.monotonic() + SILENT_S
     await until(lambda: two.ledger.view(D) == two.ledger.view(P) == IDLE)
     assert two.sharing.others.routers == []
 
@@ -127,14 +126,14 @@ async def test_a_burst_of_charges_becomes_few_messages_and_a_lonely_router_sends
         return asyncio.get_running_loop().time() - began_s
 
     took_s = await charge_many()
-    assert len(reports) <= 2 + took_s / (CONFIG.ttl_s / 3)
+    assert len(reports) <= 2 + took_s / (TTL_S / 3)
     assert all(report.full for report in reports)
     await join("router-1")
     await until(lambda: bool(one.sharing.others.routers))
     reports.clear()
     took_s = await charge_many()
     mine = [report for report in reports if report.router_id == "router-0"]
-    assert 5 < len(mine) <= 3 + took_s / CONFIG.interval_s
+    assert 5 < len(mine) <= 3 + took_s / charge_sharing.INTERVAL_S
     await listener.close()
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from runtime.config.serving import parse_config, with_absolute_paths
+from runtime.config.paths import with_absolute_paths
+from runtime.config.serving import parse_config
 from runtime.errors import ConfigError
 
 GOOD = {"name": "gpu-7", "address": "http://h:8000", "events": "tcp://h:5557", "replay": "tcp://h:5558"}

@@ -1,13 +1,13 @@
 """serving.yaml: what is accepted, what is refused, and that the message helps."""
 
-import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from runtime.config.commented import commented
 from runtime.config.overrides import with_overrides
+from runtime.config.paths import with_absolute_paths
 from runtime.config.serving import (
     AUTO_KEYS,
     ServingConfig,
@@ -16,7 +16,6 @@ from runtime.config.serving import (
     load_config,
     parse_bytes,
     parse_config,
-    with_absolute_paths,
 )
 from runtime.errors import ConfigError
 
@@ -114,10 +113,12 @@ def test_a_size_that_is_none_is_refused_by_its_key(text: str) -> None:
 
 
 def test_overrides_change_single_keys_and_leave_the_rest() -> None:
-    base = parse_config({"router": {"http_port": 1, "placement": {"decode_steps": 3.0}}, "workers": {"prefill": 3}})
+    base = parse_config(
+        {"router": {"http_port": 1, "placement": {"local_prefill_tokens": 3}}, "workers": {"prefill": 3}}
+    )
     config = with_overrides(base, {"router": {"placement": {"temperature": 0.1}}, "workers": {"decode": 4}})
     assert config.router.http_port == 1
-    assert (config.router.placement.decode_steps, config.router.placement.temperature) == (3.0, 0.1)
+    assert (config.router.placement.local_prefill_tokens, config.router.placement.temperature) == (3, 0.1)
     assert (config.workers.prefill, config.workers.decode) == (3, 4)
     assert with_overrides(base, {}) == base
 
@@ -129,39 +130,34 @@ def test_overrides_are_checked_like_the_file() -> None:
         with_overrides(ServingConfig(), {"transfer": {"transports": "shm"}})
 
 
-def test_serving_yaml_holds_every_key_with_its_default() -> None:
+def test_serving_yaml_is_what_baton_config_prints() -> None:
     path = Path(__file__).parents[3] / "serving.yaml"
+    assert path.read_text() == commented(), "write it anew: baton config > serving.yaml"
     assert load_config(path) == ServingConfig()
-    assert _keys(msgspec.to_builtins(ServingConfig())) == _keys(_plain(path))
 
 
-def test_serving_yaml_documents_every_key() -> None:
-    """By a comment right above it, or one that names it further up in its section."""
-    comments: list[str] = []  # of the section so far
-    above = False
-    for line in (Path(__file__).parents[3] / "serving.yaml").read_text().splitlines():
-        text = line.strip()
-        if text.startswith("#"):
-            comments.append(text)
-        elif text:
-            key, _, value = text.partition(":")
-            if value.strip():
-                assert above or any(re.search(rf"\b{key}\b", comment) for comment in comments), key
-        else:
-            comments = []
-        above = text.startswith("#")
-
-
-def _plain(path: Path) -> Any:
-    import yaml
-
-    return yaml.safe_load(path.read_text())
-
-
-def _keys(data: Any, prefix: str = "") -> list[str]:
-    if not isinstance(data, dict):
-        return [prefix]
-    return [key for name, value in data.items() for key in _keys(value, f"{prefix}.{name}")]
+@pytest.mark.parametrize(
+    ("data", "key", "told"),
+    [
+        ({"router": {"placement": {"ship_ms": 1.0}}}, "router.placement.ship_ms", "is a constant now, because"),
+        ({"router": {"charge_sharing": {"ttl_s": 1.0}}}, "router.charge_sharing.ttl_s", "is a constant now"),
+        ({"planner": {"delays": {"retry_s": 1.0}}}, "planner.delays.retry_s", "is a constant now"),
+        ({"planner": {"delays": {"start_s": 9.0}}}, "planner.delays.start_s", "is planner.start_s now"),
+        (
+            {"planner": {"slo": {"profile": {"decode_floor_ms": 1.0}}}},
+            "planner.slo.profile.decode_floor_ms",
+            "step_times",
+        ),
+        ({"mock": {"kv_blocks": 1, "decode_floor_ms": 1.0}}, "mock.decode_floor_ms", "step_times"),
+        ({"ray": {"capacity_timeout_s": 1.0}}, "ray.capacity_timeout_s", "is twice planner.start_s now"),
+        ({"nats": {"token_file": "x"}}, "nats.token_file", "nats.credentials_file takes"),
+    ],
+)
+def test_a_key_that_left_is_refused_with_what_replaced_it(data: Any, key: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data, "serving.yaml")
+    assert caught.value.where == f"serving.yaml: {key}"
+    assert told in caught.value.problem
 
 
 def test_a_prefill_worker_has_ranks_of_its_own_where_they_are_set() -> None:

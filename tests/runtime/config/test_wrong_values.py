@@ -93,14 +93,9 @@ def test_the_message_says_the_value_and_what_may_stand_there(path: str, value: A
     ("section", "values", "words"),
     [
         ("router", {"http_port": 8001}, "http_port and grpc_port are both 8001"),
-        ("router.charge_sharing", {"ttl_s": 0.001}, "interval_s is 0.005, above ttl_s, which is 0.001"),
-        ("discovery", {"heartbeat_s": 5}, "heartbeat_s is 5, above ttl_s, which is 4"),
         ("planner.limits", {"max_prefill": 0}, "min_prefill is 1, above max_prefill, which is 0"),
         ("planner.limits", {"min_decode": 65}, "min_decode is 65, above max_decode, which is 64"),
         ("planner.limits", {"gpu_budget": 1}, "min_prefill + min_decode is 2, above gpu_budget, which is 1"),
-        ("planner.delays", {"retry_s": 700}, "retry_s is 700, above retry_max_s, which is 600"),
-        ("planner.threshold", {"queue_low": 6}, "queue_low is 6, above queue_high, which is 5"),
-        ("planner.threshold", {"kv_low": 0.95}, "kv_low is 0.95, above kv_high, which is 0.9"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(section: str, values: Any, words: str) -> None:

@@ -16,7 +16,8 @@ from baton.service import nats_server
 from baton.service.nats_server import NatsServer
 from baton_proto import worker as wire
 from runtime.calls.worker import WorkerClient
-from runtime.config.serving import NatsConfig, parse_config
+from runtime.config.serving import parse_config
+from runtime.config.surroundings import NatsConfig
 from runtime.errors import ConfigError, UnauthorizedError, UnavailableError, WorkerLostError
 from runtime.nats.client import connect
 from runtime.security.cluster_key import ClusterKey, new_cluster_key

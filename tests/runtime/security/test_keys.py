@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.serving import NatsConfig, RouterConfig, SecurityConfig, ServingConfig, WorkersConfig, dump_config
+from runtime.config.serving import RouterConfig, ServingConfig, WorkersConfig, dump_config
+from runtime.config.surroundings import NatsConfig, SecurityConfig
 from runtime.errors import ConfigError
 from runtime.processes.launch import launch_command
 from runtime.security import bearer_keys
@@ -184,9 +185,9 @@ def test_a_login_is_taken_from_the_place_that_is_nearest_to_the_url(tmp_path: Pa
     creds = written(tmp_path / "user.creds", "-----BEGIN NATS USER JWT-----")
     user = {"BATON_NATS_USER": "u", "BATON_NATS_PASSWORD": "p w"}
     found = [
-        find_login(NatsConfig(url="nats://a:b%40@h:1", token_file=token_file), key, user),
+        find_login(NatsConfig(url="nats://a:b%40@h:1", credentials_file=token_file), key, user),
         find_login(NatsConfig(url="nats://t@h:1"), key, user),
-        find_login(NatsConfig(url=URL, token_file=token_file), key, user),
+        find_login(NatsConfig(url=URL, credentials_file=token_file), key, user),
         find_login(NatsConfig(url=URL, credentials_file=creds), key, user),
         find_login(NatsConfig(url=URL), key, user | {"BATON_NATS_CREDENTIALS_FILE": creds}),
         find_login(NatsConfig(url=URL), key, user | {"BATON_NATS_TOKEN": "t"}),
@@ -209,12 +210,10 @@ def test_a_login_is_taken_from_the_place_that_is_nearest_to_the_url(tmp_path: Pa
 
 def test_logins_that_contradict_each_other_or_lead_nowhere_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path / "file", "text")
-    with pytest.raises(ConfigError, match=r"nats\.token_file"):
-        find_login(NatsConfig(url=URL, token_file=file, credentials_file=file), None, {})
-    with pytest.raises(ConfigError, match=r"nats\.credentials_file: .* no \.creds file"):
-        find_login(NatsConfig(url=URL, credentials_file=file), None, {})
+    with pytest.raises(ConfigError, match=r"nats\.credentials_file"):
+        find_login(NatsConfig(url=URL, credentials_file=str(tmp_path / "none")), None, {})
     with pytest.raises(ConfigError, match=r"nats\.url"):
-        load_or_make_keys(ServingConfig(nats=NatsConfig(token_file=file)), {})
+        load_or_make_keys(ServingConfig(nats=NatsConfig(credentials_file=file)), {})
 
 
 def test_a_url_is_shown_without_its_login() -> None:

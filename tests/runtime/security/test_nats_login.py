@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from baton.service.nats_server import NatsServer
-from runtime.config.serving import NatsConfig
+from runtime.config.surroundings import NatsConfig
 from runtime.errors import UnauthorizedError
 from runtime.nats.client import connect
 from runtime.security.nats_login import NO_LOGIN, NatsLogin, find_login

@@ -11,7 +11,7 @@ import grpc
 import pytest
 import trustme
 
-from runtime.config.serving import SecurityConfig
+from runtime.config.surroundings import SecurityConfig
 from runtime.errors import ConfigError
 from runtime.security.tls import Tls, load_tls
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 import structlog
 
-from runtime.config.serving import LoggingConfig
+from runtime.config.surroundings import LoggingConfig
 from runtime.telemetry.logging import configure_logging
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from router.placement.weights import Weights
 from runtime.config.planner import TargetsConfig
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes
 from simulator.advice.comparison import Comparison, Standing
 from simulator.advice.layouts import layouts, name
@@ -20,7 +20,7 @@ def compared(
     prompt: int, output: int, targets: TargetsConfig, gpus: int, rate: float = 5.0
 ) -> tuple[Comparison, list[Standing]]:
     traffic = RandomTraffic((prompt // 2, prompt * 3 // 2), (output // 2, output * 3 // 2), 3000)
-    comparison = Comparison(traffic, targets, PlacementConfig(), gpus, 3)
+    comparison = Comparison(traffic, targets, Weights(), gpus, 3)
     mixed, splits = layouts([KIND], gpus, (512, 2048), 8192)
     return comparison, [comparison.standing(layout, rate) for layout in mixed + splits]
 
@@ -51,7 +51,7 @@ def test_where_nobody_is_late_mixed_workers_are_recommended_for_being_simpler() 
 @pytest.mark.parametrize("split", [False, True])
 def test_more_gpus_carry_more(split: bool) -> None:
     traffic, targets = RandomTraffic((200, 3000), (50, 300), 4000), TargetsConfig(1000.0, 20.0, 0.95)
-    comparison, before = Comparison(traffic, targets, PlacementConfig(), 1, 3), [0.0] * 3
+    comparison, before = Comparison(traffic, targets, Weights(), 1, 3), [0.0] * 3
     for gpus in (2, 4, 8, 16):
         layout = Layout(gpus // 2, KIND, gpus // 2, KIND) if split else Layout(0, KIND, gpus, KIND)
         carried = comparison.standing(layout, 10.0 * gpus).carried
@@ -63,7 +63,7 @@ def test_goodput_never_grows_with_tighter_targets() -> None:
     traffic = RandomTraffic((200, 3000), (50, 300), 2000)
     goodputs = []
     for itl_ms in (40.0, 12.0, 8.0):
-        comparison = Comparison(traffic, TargetsConfig(1000.0, itl_ms, 0.9), PlacementConfig(), 4, 2)
+        comparison = Comparison(traffic, TargetsConfig(1000.0, itl_ms, 0.9), Weights(), 4, 2)
         goodputs.append(comparison.score(Layout(0, KIND, 4, KIND), 40.0, 0).goodput)
     assert goodputs == sorted(goodputs, reverse=True)
     assert goodputs[0] > goodputs[-1]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.planner.workload import chat_lengths, requests_of
 from engine.blocks.block_manager import BlockManager
 from engine.core import prefill_budget, scheduler
-from runtime.config.serving import PlacementConfig
+from router.placement.weights import Weights
 from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import Requests
 from simulator.stepwise import chunks
@@ -20,7 +20,7 @@ from tests.engine.kv_oracle import make_sequence
 TIMES = StepTimes()
 KIND = WorkerKind(TIMES)
 ONE = Layout(0, KIND, 1, KIND)
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 
 
 def requests(*rows: tuple[float, int, int]) -> Requests:
@@ -47,7 +47,7 @@ def test_one_request_takes_what_the_formulas_say() -> None:
 
 
 def test_a_shipped_prompt_costs_its_way() -> None:
-    layout, config = Layout(1, KIND, 1, KIND), PlacementConfig(local_prefill_tokens=0)
+    layout, config = Layout(1, KIND, 1, KIND), Weights(local_prefill_tokens=0)
     answers = simulate(layout, requests((0.0, 2000, 51)), config)
     assert answers.ttft_ms[0] == pytest.approx(prompt_ms(2000) + config.ship_ms + 2000 * config.ship_token_ms)
     assert answers.itl_ms[0] == pytest.approx(decodes_ms(2001, 50) / 50)

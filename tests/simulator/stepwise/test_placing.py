@@ -7,8 +7,8 @@ import pytest
 
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
 from router.placement.placement import Weighing, weigh
+from router.placement.weights import Weights
 from router.workers.account import NO_LIMIT
-from runtime.config.serving import PlacementConfig
 from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of
@@ -17,7 +17,7 @@ from simulator.stepwise.state import DECODES, Fleet, State, new_state
 
 BLOCK = 16
 KIND = WorkerKind(StepTimes())
-CONFIG = PlacementConfig()
+CONFIG = Weights()
 NOW_US = 5_000_000
 NO_REQUESTS = Requests(np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)))
 

@@ -23,7 +23,7 @@ def profile_of(tensor_parallel: int, folder: Path) -> str:
     path = folder / f"profile-{tensor_parallel}.yaml"
     path.write_text(
         f"engine: {{tensor_parallel: {tensor_parallel}, max_batch_tokens: 1024}}\n"
-        f"planner: {{slo: {{profile: {{decode_floor_ms: {6 / tensor_parallel}}}}}, targets: {{ttft_ms: 700}}}}\n"
+        f"step_times: {{decode_floor_ms: {6 / tensor_parallel}}}\nplanner: {{targets: {{ttft_ms: 700}}}}\n"
     )
     return str(path)
 

@@ -41,7 +41,6 @@ SETTINGS: dict[str, Any] = {
         "enabled": True,
         "interval_s": 1.0,
         "limits": {"min_prefill": 1, "max_prefill": 1, "min_decode": 2, "max_decode": 2},
-        "delays": {"retry_s": 1.0},
     },
 }
 

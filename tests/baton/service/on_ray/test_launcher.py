@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from baton.service.launcher import Launch
-from runtime.config.serving import EngineConfig, RayConfig, ServingConfig
+from runtime.config.planner import PlannerConfig
+from runtime.config.serving import EngineConfig, ServingConfig
 from runtime.errors import UnavailableError
 from runtime.processes.process import ProcessFailedError
 from tests.ray_cluster import ray_cluster
@@ -71,7 +72,7 @@ async def test_a_worker_that_wants_more_gpus_than_any_node_has_is_given_up_and_h
     from baton.service.on_ray.launcher import RayLauncher
 
     launch = worker(tiny_model, 4)
-    launcher = RayLauncher(ServingConfig(ray=RayConfig(capacity_timeout_s=1.0)))
+    launcher = RayLauncher(ServingConfig(planner=PlannerConfig(start_s=0.5)))
     process = launcher.process(launch)
     with pytest.raises(ProcessFailedError, match="it takes 4 GPU, and no node has more than 2"):
         await process.start()

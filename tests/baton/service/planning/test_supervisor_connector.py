@@ -38,8 +38,8 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[ServingConfig
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def service(launcher: Callable[[ServingConfig], Launcher]) -> AsyncIterator[Service]:
-    planner, ray = {"enabled": True}, {"capacity_timeout_s": 15.0}
-    async with running_service("mock", 1, 1, launcher=launcher, planner=planner, ray=ray) as running:
+    planner = {"enabled": True, "start_s": 7.5}  # a node is waited for twice as long
+    async with running_service("mock", 1, 1, launcher=launcher, planner=planner) as running:
         yield running
 
 

@@ -1,0 +1,38 @@
+"""The numbers of the cost in router/placement/cost.py. Because nobody outside can set them well, they are constants."""
+
+import msgspec
+
+from runtime.config.serving import PlacementConfig
+from runtime.config.types import Positive, Weight
+
+
+class Weights(PlacementConfig, frozen=True):
+    """What the service's configuration says of placement, and the constants. Tests and simulations change them."""
+
+    # A handoff from a prefill to a decode worker takes 2 ms, however short the prompt. Each token that the decode
+    # worker lacks adds its KV: 147 kB of an 8B model, 3 us at the 50 GB/s of NVLink or InfiniBand.
+    ship_ms: Weight = 2.0
+    ship_token_ms: Weight = 0.003
+    # What a token takes from host memory (50 GB/s) and from disk (2.5 GB/s) to the device, until a worker has measured
+    # it; at most what computing it takes.
+    host_token_ms: Weight = 0.003
+    disk_token_ms: Weight = 0.06
+    # So many of a worker's decode steps are added to a request's time. Higher spreads what decodes more evenly.
+    decode_steps: Weight = 8.0
+    # A prompt that a decode worker beside prefill workers runs delays the tokens of the requests there. A ms of each of
+    # them costs so many ms of the prompt's own time. Higher keeps tokens even, lower brings first tokens sooner.
+    delay_weight: Weight = 0.25
+    # What a prompt that is not cached costs those who come later, in parts for a part: so many times the mean queue
+    # (that of a faster worker counts for more), at most the worker's own queue and a quarter of the prompt, and three
+    # times the shortest queue, at most the prompt. So a cached prefix is worth the more, the fuller the workers are.
+    # What its KV evicts comes on top, whatever the weight.
+    crowd_weight: Weight = 4.0
+    # A prefill worker with so many queued tokens gets no further request. While all have that many, a decode worker
+    # without queued prompts runs one itself. At 16,384 one long prompt filled its worker, and prompts were computed
+    # again elsewhere although to wait would have been sooner (docs/decisions.md). Without a limit tenants wait behind
+    # each other's prompts at the workers, and blocks of decode workers are reserved for long.
+    prefill_queue_tokens: Positive = 131_072
+
+    @classmethod
+    def of(cls, config: PlacementConfig) -> "Weights":
+        return config if isinstance(config, Weights) else cls(**msgspec.structs.asdict(config))

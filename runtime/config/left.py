@@ -1,0 +1,49 @@
+"""Keys that serving.yaml no longer has, and what a file that still names one is told."""
+
+from typing import Any
+
+from runtime.config.step_times import StepTimes
+
+CONSTANT = "is a constant now, because nobody outside can set it well: leave it out"
+IN_STEP_TIMES = "stands in the section step_times now"
+
+CONSTANTS = {
+    "router": ("max_attempts", "response_ttl_s", "charge_sharing"),
+    "router.placement": (
+        *("ship_ms", "ship_token_ms", "host_token_ms", "disk_token_ms", "decode_steps", "delay_weight", "crowd_weight"),
+        *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s"),
+    ),
+    "workers": ("gather_ms", "gather_events_ms"),
+    "planner": (
+        *("stale_s", "down_cooldown_s", "reversal_s", "reversals_per_hour", "journal_mb"),
+        *("delays", "slo", "threshold"),
+    ),
+}
+
+REPLACED = {
+    "planner.delays.start_s": "is planner.start_s now",
+    "planner.delays.start_deadline_s": "is five times planner.start_s now: set that one",
+    "ray.capacity_timeout_s": "is twice planner.start_s now: set that one",
+    "planner.slo.profile": IN_STEP_TIMES,
+    "discovery.heartbeat_s": "is a quarter of discovery.ttl_s now: set that one",
+    "engine.host_kv_checksum": "is gone: blocks on disk are always checked, and those in host memory never",
+    "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
+    "telemetry.traces.endpoint": "is gone: the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names it",
+    "mock.speed_up": "is gone: divide the times in the section step_times by it",
+    **{f"mock.{name}": IN_STEP_TIMES for name in StepTimes.__struct_fields__},
+    **{f"{section}.{key}": CONSTANT for section, keys in CONSTANTS.items() for key in keys},
+}
+
+
+def told_of(key: str, value: Any) -> tuple[str, str] | None:
+    """The key that left, `key` itself or one below it in `value`, with what it is told. None: it never was one."""
+    if isinstance(value, dict):
+        below = (told_of(f"{key}.{name}", inner) for name, inner in value.items())
+        if found := next((one for one in below if one), None):
+            return found
+    section = key
+    while section:
+        if section in REPLACED:
+            return key, REPLACED[section]
+        section = section.rpartition(".")[0]
+    return None
