@@ -4,7 +4,7 @@
     python -m benchmarks.serving_throughput --model smollm2        (SmolLM2 itself, as `make` installs it)
     python -m benchmarks.serving_throughput --model tiny --concurrency 8 --requests 16     (on a CPU: does it run)
     python -m benchmarks.serving_throughput --model 0.6b --tokenizer FOLDER --peer 'vllm serve {model} --port {port}'
-        [--peer 'baton up --config vllm.yaml --model {model} --served-model-name {model} --http-port {port}']
+        [--peer 'baton up --config vllm.yaml --model {model} --set served_model_name={model} --http-port {port}']
 
 One decode worker that prefills for itself, one router, NATS: what `baton up --prefill 0 --decode 1` starts. Weights are
 random, written once as a model folder. Prompts are random token ids. When all answers have one length (`--output 256`),

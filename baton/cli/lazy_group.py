@@ -1,15 +1,17 @@
 """Groups of commands that are imported when they are used: `baton status` does not wait for the imports of `baton
-profile`. Only a group's own help imports all its commands."""
+profile`, and neither does the help of a group."""
 
-import importlib
-import sys
+import ast
+import importlib.util
 from collections import UserDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from baton.cli.left_flags import refuse_left_flags
 from baton.cli.terminal.exit_codes import EXIT_CODES_HELP
 
 
@@ -32,7 +34,7 @@ def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             """Whole sentences, over several lines where they are long."""
             with formatter.section("Commands"):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(sys.maxsize)) for name in places])
+                formatter.write_dl([(name, _summary(place)) for name, place in places.items()])
 
     return LazyGroup
 
@@ -59,8 +61,24 @@ def _load(name: str, place: str) -> Any:
     return command
 
 
+def _summary(place: str) -> str:
+    """The first sentence of what the command says of itself, read from its source: to import them all takes seconds."""
+    module, _, name = place.partition(":")
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    functions = [node for node in ast.parse(Path(found.origin).read_bytes()).body if isinstance(node, ast.FunctionDef)]
+    told = next(one for one in functions if one.name == name or (name == "app" and one.decorator_list))
+    paragraph = (ast.get_docstring(told) or "").split("\n\n")[0].replace("\n", " ")
+    return paragraph.partition(". ")[0].removesuffix(".") + "."
+
+
 class _GroupedOptions(TyperCommand):
     """Options stand below the group that they name as `rich_help_panel`, as typer has it for its own help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        refuse_left_flags(self.name, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}

@@ -98,7 +98,7 @@ def _weight(dearer: float, scale: float) -> float:
     return math.exp(-dearer / scale) if scale > 0 else 0.0
 
 
-def _knobs(config: PlacementConfig) -> cost.Knobs:
+def _knobs(config: Weights) -> cost.Knobs:
     return (
         config.decode_steps,
         config.ship_ms,

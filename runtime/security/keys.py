@@ -113,7 +113,7 @@ def check_callers(config: ServingConfig, keys: Keys) -> None:
     if keys.api is None and not is_loopback(host) and not config.security.insecure:
         problem = f"{host!r} is more than this machine, and anybody there could ask: clients need a key"
         ways = f"security.api_key_file or {API_KEY_VARIABLE}, {HOW_TO_MAKE}"
-        raise ConfigError("router.host", f"{problem} ({ways}), or --insecure (security.insecure: true) lets all ask")
+        raise ConfigError("router.host", f"{problem} ({ways}), or security.insecure: true lets all ask")
 
 
 def _operator_keys(

@@ -62,7 +62,7 @@ def test_what_compose_mounts_exists_and_its_ports_are_those_that_are_served() ->
 
 def test_prometheus_scrapes_with_the_key_that_the_service_asks_for() -> None:
     service = COMPOSE["services"]["baton"]
-    assert "--insecure" not in DOCKERFILE.split("\nCMD ")[1] + str(service["command"])
+    assert "insecure" not in DOCKERFILE.split("\nCMD ")[1] + str(service["command"])
     assert service["environment"]["BATON_API_KEY"].startswith("${BATON_API_KEY:?")
     (job,) = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
     (known,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]

@@ -80,7 +80,7 @@ def test_add_a_transport(scratch: Scratch) -> None:
     row = '    Transport("tcp", ("host", "cuda"), "tcp", _tcp),\n'
     scratch.edit(table, row, row + '    Transport("toy", ("host",), "unix", _toy),\n')
     assert "toy" in scratch.run("-c", "from kvtransfer.transports.table import choices; print(choices())")
-    refused = scratch.run("-m", "baton", "up", "--transport", "toi", fails=True)
+    refused = scratch.run("-m", "baton", "up", "--set", "transfer.transport=toi", fails=True)
     assert "'toy'" in refused
     scratch.has_followed("Add a transport")
 

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -48,27 +47,28 @@ def scale(
     _tell(order, nats_url, namespace, timeout_s, operator_key_file, as_json)
 
 
-def _order(verb: Literal["drain", "flip"], help_text: str) -> Callable[..., None]:
-    """The command that gives the planner an order for one worker."""
-
-    def command(
-        worker: WorkerArgument,
-        nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-        namespace: NamespaceOption = "default",
-        timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
-        operator_key_file: OperatorKeyFileOption = None,
-        as_json: JsonOption = False,
-    ) -> None:
-        _tell(Order(verb, worker), nats_url, namespace, timeout_s, operator_key_file, as_json)
-
-    command.__doc__ = help_text
-    return command
+def drain(
+    worker: WorkerArgument,
+    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    namespace: NamespaceOption = "default",
+    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+    operator_key_file: OperatorKeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a worker finish what it has, and end it. The planner starts another one when that is needed."""
+    _tell(Order("drain", worker), nats_url, namespace, timeout_s, operator_key_file, as_json)
 
 
-drain = _order(
-    "drain", "Let a worker finish what it has, and end it. The planner starts another one when that is needed."
-)
-flip = _order("flip", "Turn a prefill worker into a decode worker or back, and hold the counts that come of it.")
+def flip(
+    worker: WorkerArgument,
+    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    namespace: NamespaceOption = "default",
+    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+    operator_key_file: OperatorKeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn a prefill worker into a decode worker or back, and hold the counts that come of it."""
+    _tell(Order("flip", worker), nats_url, namespace, timeout_s, operator_key_file, as_json)
 
 
 def _count(text: str) -> tuple[str, int]:

@@ -68,7 +68,7 @@ def model_defaults(folder: Path) -> dict[str, Any]:
                 value = msgspec.convert(found[theirs], PARAMETERS[ours].type)
                 defaults[ours] = _checked(PARAMETERS[ours], theirs, value, 0)
     except (msgspec.ValidationError, InvalidRequestError) as error:
-        problem = f"{GENERATION_CONFIG}: {error}; `--generation-config none` goes without its sampling parameters"
+        problem = f"{GENERATION_CONFIG}: {error}; `none` in its place goes without its sampling parameters"
         raise ModelError(str(folder), problem) from error
     return defaults
 

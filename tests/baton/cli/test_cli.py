@@ -45,7 +45,12 @@ def test_help_names_the_exit_codes(command: list[str]) -> None:
         (["fly"], "No such command"),
         (["up", "--http-port", "70000"], "--http-port"),
         (["up", "--prefill", "-1"], "--prefill"),
-        (["up", "--transport", "pigeon"], "pigeon"),
+        (["up", "--set", "transfer.transport=pigeon"], "pigeon"),
+        (["up", "--set", "transfer"], "--set: 'transfer' is not KEY=VALUE such as engine.block_size=32"),
+        (["up", "--set", "engine.blocksize=32"], "flags: engine.blocksize: unknown key; the nearest known one is"),
+        (["up", "--block-size", "32"], "--set engine.block_size=32"),
+        (["up", "--kv-memory=4GiB"], "--set engine.kv_memory=4GiB"),
+        (["up", "--insecure", "--json"], "--set security.insecure=true"),
         (["up", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (["up", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["chat", "hi", "--max-tokens", "0"], "--max-tokens"),
@@ -207,7 +212,8 @@ def baton_up(
     model: Path | str, *arguments: str
 ) -> Iterator[tuple["subprocess.Popen[str]", list[dict[str, Any]], set[int]]]:
     """`baton up` on free ports, once it serves; with the lines that it printed and the processes that it started."""
-    command = [*BATON, "up", "--json", "--model", str(model), "--grpc-port", "0", "--http-port", "0", *arguments]
+    ports = ["--set", "router.grpc_port=0", "--http-port", "0"]
+    command = [*BATON, "up", "--json", "--model", str(model), *ports, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = []
@@ -263,7 +269,7 @@ def nothing_outlives_it_when_it_is_killed(up: "subprocess.Popen[str]", pids: set
 
 
 def test_nothing_outlives_an_up_that_is_killed_while_it_starts(tiny_model: Path) -> None:
-    command = [*BATON, "up", "--model", str(tiny_model), "--grpc-port", "0", "--http-port", "0"]
+    command = [*BATON, "up", "--model", str(tiny_model), "--set", "router.grpc_port=0", "--http-port", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while len(children := psutil.Process(process.pid).children()) < 4:
             assert process.poll() is None

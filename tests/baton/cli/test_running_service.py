@@ -288,7 +288,7 @@ def test_a_port_in_use_is_named_with_its_key_before_anything_starts(tmp_path: Pa
 
 def test_a_nats_that_does_not_answer_is_told_at_once_and_given_up_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "serving.yaml").write_text("")
-    code, news, said = up_that_fails(tmp_path, "--nats-url", "nats://127.0.0.1:1")
+    code, news, said = up_that_fails(tmp_path, "--set", "nats.url=nats://127.0.0.1:1")
     assert (code, news) == (ExitCode.UNAVAILABLE, "")
     waiting, end = said.index("waiting for NATS"), said.index("error: nats.url: NATS at nats://127.0.0.1:1 did not ")
     assert waiting < end

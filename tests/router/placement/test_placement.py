@@ -171,7 +171,7 @@ def placed(
     facts: Request,
     decode: list[Candidate],
     prefill: list[Candidate],
-    config: PlacementConfig = CONFIG,
+    config: Weights = CONFIG,
     rng: random.Random | None = None,
     **more: Any,
 ) -> Placement:

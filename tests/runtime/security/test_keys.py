@@ -135,7 +135,7 @@ def test_a_key_that_every_user_of_the_machine_can_read_is_none(tmp_path: Path, f
 def test_beyond_this_machine_clients_show_a_key_or_somebody_says_that_they_need_none(host: str) -> None:
     router = RouterConfig(host=host)
     wide = ServingConfig(router=router)
-    with pytest.raises(ConfigError, match=r"router\.host: .* BATON_API_KEY, made by `openssl.*, or --insecure"):
+    with pytest.raises(ConfigError, match=r"router\.host: .* BATON_API_KEY, made by `openssl.*, or security.insecure"):
         load_or_make_keys(wide, {})
     assert load_or_make_keys(wide, {"BATON_API_KEY": ONE}).api is not None
     assert load_or_make_keys(ServingConfig(router=router, security=SecurityConfig(insecure=True)), {}).api is None

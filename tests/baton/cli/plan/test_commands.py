@@ -130,7 +130,7 @@ async def service(nats_server: NatsServer, folder: Path) -> AsyncIterator[tuple[
     (folder / "serving.yaml").write_text(SERVING)
     up = await asyncio.create_subprocess_exec(
         *(*BATON, "up", "--planner", "--json", "--config", str(folder / "serving.yaml")),
-        *("--nats-url", nats_server.url, "--log-dir", str(folder)),
+        *("--set", f"nats.url={nats_server.url}", "--log-dir", str(folder)),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

@@ -206,7 +206,7 @@ async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_st
     (control,) = own_processes("ray::Control")
     control.kill()
     await service.ask("nobody in control")
-    done = service.up("--transport", "shm")
+    done = service.up("--set", "transfer.transport=shm")
     assert done.returncode == 2
     assert "error: transfer: " in done.stderr
     assert "was started with another one" in done.stderr

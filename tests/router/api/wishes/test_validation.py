@@ -95,7 +95,7 @@ def test_the_defaults_are_those_of_the_model_of_a_folder_or_of_nobody(tmp_path: 
 @pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_p": 0}, {"top_k": 2.5}, {"max_new_tokens": 0}])
 def test_a_models_defaults_that_cannot_be_are_refused_with_the_way_out(tmp_path: Path, values: dict[str, Any]) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
-    with pytest.raises(ModelError, match=r"generation_config\.json: .*`--generation-config none` goes without"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: .*`none` in its place goes without"):
         model_defaults(tmp_path)
 
 
