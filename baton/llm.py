@@ -86,7 +86,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = True,
     ) -> list[Output]:
-        """As `generate`, of one conversation or several, through the model's chat template."""
+        """Answers one conversation or several like generate(), through the model's chat template."""
         return self._whole(self._reader.chats(messages, params, chat_template_kwargs), progress)
 
     def stream(self, prompts: Prompts | Messages, params: Params = None) -> Iterator[Output]:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
@@ -25,54 +25,74 @@ from runtime.config.serving import load_config
 from runtime.config.yaml_file import read_yaml
 from runtime.telemetry.logging import configure_logging
 
+if TYPE_CHECKING:
+    from baton.bench.open_ai import Endpoint
+
 OTHER = "With --address"
 
 Begin = Callable[[str, int], Callable[[], None]]
 N = TypeVar("N", int, float)
 
 
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="What speaks OpenAI's API. [default: an engine in this process]")
+]
+NamedOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`; with --address its name there, if several are."),
+]
+ConfigOption = Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the engine in process.")]
+RequestsOption = Annotated[
+    int | None,
+    typer.Option("--requests", "-n", min=1, metavar="N", help="Of each load.", show_default="256; a trace: all"),
+]
+TokensOption = Annotated[str, typer.Option(metavar="N or N-M", help="Uniform between.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="The same seed asks the same.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.")]
+ConcurrencyOption = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Requests at a time, one load each.", rich_help_panel=OTHER)
+]
+RateOption = Annotated[
+    str, typer.Option(metavar="N,N,...", help="Requests per second, one load each.", rich_help_panel=OTHER)
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="JSON lines: timestamp, input_length, output_length, hash_ids.", rich_help_panel=OTHER
+    ),
+]
+SpeedOption = Annotated[
+    float, typer.Option(min=0.001, metavar="N", help="So many times as fast as the trace.", rich_help_panel=OTHER)
+]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.", rich_help_panel=OTHER)]
+EosOption = Annotated[
+    bool, typer.Option(help="Answers of the full length, where the server knows it.", rich_help_panel=OTHER)
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Of a request.", rich_help_panel=OTHER)
+]
+PlotOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Latencies over throughput, as a picture.")]
+
+
 def bench(
-    address: Annotated[
-        str | None, typer.Option(metavar="URL", help="What speaks OpenAI's API. [default: an engine in this process]")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME_OR_PATH", help="As in `baton up`; with --address its name there, if several are."),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="serving.yaml of the engine in process.")] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option("--requests", "-n", min=1, metavar="N", help="Of each load.", show_default="256; a trace: all"),
-    ] = None,
-    prompt_tokens: Annotated[str, typer.Option(metavar="N or N-M", help="Uniform between.")] = "100-1024",
-    output_tokens: Annotated[str, typer.Option(metavar="N or N-M", help="Uniform between.")] = "100-1024",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed asks the same.")] = 0,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.")] = 0.6,
-    concurrency: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Requests at a time, one load each.", rich_help_panel=OTHER)
-    ] = "",
-    rate: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Requests per second, one load each.", rich_help_panel=OTHER)
-    ] = "",
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="JSON lines: timestamp, input_length, output_length, hash_ids.", rich_help_panel=OTHER
-        ),
-    ] = None,
-    speed: Annotated[
-        float, typer.Option(min=0.001, metavar="N", help="So many times as fast as the trace.", rich_help_panel=OTHER)
-    ] = 1.0,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.", rich_help_panel=OTHER)] = False,
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Answers of the full length, where the server knows it.", rich_help_panel=OTHER)
-    ] = True,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Of a request.", rich_help_panel=OTHER)
-    ] = 600.0,
+    address: AddressOption = None,
+    model: NamedOption = None,
+    config: ConfigOption = None,
+    requests: RequestsOption = None,
+    prompt_tokens: TokensOption = "100-1024",
+    output_tokens: TokensOption = "100-1024",
+    seed: SeedOption = 0,
+    temperature: TemperatureOption = 0.6,
+    concurrency: ConcurrencyOption = "",
+    rate: RateOption = "",
+    trace: TraceOption = None,
+    speed: SpeedOption = 1.0,
+    chat: ChatOption = False,
+    ignore_eos: EosOption = True,
+    timeout_s: TimeoutOption = 600.0,
     api_key_file: options.ApiKeyFileOption = None,
     ca_file: options.CaFileOption = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Latencies over throughput, as a picture.")] = None,
+    plot: PlotOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure throughput, time to first token (TTFT) and inter-token latency (ITL).
@@ -81,33 +101,27 @@ def bench(
     English prompts, one load for each number of --concurrency or --rate; `events/token` below 1 says that tokens came
     together.
     """
-    if sum((bool(concurrency), bool(rate), trace is not None)) > 1:
+    loads = [flag for flag in (concurrency, rate, trace) if flag]
+    if len(loads) > 1:
         raise typer.BadParameter("give one of --concurrency, --rate and --trace", param_hint="--concurrency")
-    if address is None and (concurrency or rate or trace is not None):
+    if address is None and loads:
         raise typer.BadParameter("--concurrency, --rate and --trace want an address", param_hint="--address")
-    amount = Amount(
-        requests or NANO_VLLM_BENCH.requests,
-        length_range(prompt_tokens, "--prompt-tokens"),
-        length_range(output_tokens, "--output-tokens"),
-        seed,
-    )
+    lengths = length_range(prompt_tokens, "--prompt-tokens"), length_range(output_tokens, "--output-tokens")
+    amount = Amount(requests or NANO_VLLM_BENCH.requests, lengths[0], lengths[1], seed)
     users, rates = _numbers(concurrency, "--concurrency", int), _numbers(rate, "--rate", float)
     with errors_reported(), _progress() as begin:
         if address is None:
             name, points = _in_process(model, config, amount, temperature, begin)
         else:
-            from baton.bench.open_ai import Endpoint, Wishes
+            from baton.bench.open_ai import Wishes
             from baton.bench.sweep import Sweep
 
-            access = Access("", api_key_file, ca_file)
-            key = access.users_key()
-            endpoint = Endpoint(address, None if key is None else key.reveal(), access.trust())
             wishes = Wishes(model or "", chat, temperature, ignore_eos, timeout_s)
             sweep = Sweep(amount, users, rates, trace, requests, speed)
+            endpoint = _endpoint(address, Access("", api_key_file, ca_file))
             name, points = asyncio.run(sweep.run(endpoint, wishes, begin))
     if as_json:
-        measured = {"model": name, "address": address, "points": msgspec.to_builtins(points)}
-        typer.echo(json.dumps(measured))
+        typer.echo(json.dumps({"model": name, "address": address, "points": msgspec.to_builtins(points)}))
     else:
         _show(name, points)
     if plot is not None:  # last: what was measured is shown whether or not it can be drawn
@@ -115,6 +129,13 @@ def bench(
 
         with errors_reported():
             draw(points, name, plot)
+
+
+def _endpoint(address: str, access: Access) -> "Endpoint":
+    from baton.bench.open_ai import Endpoint
+
+    key = access.users_key()
+    return Endpoint(address, None if key is None else key.reveal(), access.trust())
 
 
 def _in_process(
@@ -137,7 +158,7 @@ def _in_process(
 
 @contextmanager
 def _progress() -> Iterator[Begin]:
-    """What gets a load's name and number of requests, and returns what is called for each that has ended."""
+    """Yields a function: from a load's name and number of requests it makes one to call as each request ends."""
     terminal = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     quiet, calm = not terminal.is_terminal, 2  # drawing takes time from the engine's steps

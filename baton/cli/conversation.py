@@ -40,7 +40,7 @@ def converse(
 
 
 def _next_question(as_json: bool) -> str | None:
-    """None: there are no more."""
+    """Returns None when there are no more."""
     by_hand = sys.stdin.isatty() and not as_json
     if by_hand:
         with contextlib.suppress(ImportError):

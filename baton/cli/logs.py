@@ -56,7 +56,7 @@ def logs(
 
 
 class Logs(Protocol):
-    """Of several processes as one; its methods raise OSError."""
+    """The logs of several processes as one. Its methods raise OSError."""
 
     @property
     def there(self) -> bool:

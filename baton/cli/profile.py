@@ -38,7 +38,7 @@ PROFILE_S = 60.0
 
 
 class Fit(Struct, frozen=True):
-    """How well the times fit one kind of steps. Errors are shares of the measured time."""
+    """The fit of one kind of steps. Errors are shares of the measured time."""
 
     steps: int
     median_error: float
@@ -82,7 +82,7 @@ def profile(
 
 
 def suited_config(config: Path | None, model: str | None, command: str) -> ServingConfig:
-    """What workers with this configuration take on this machine. Raises ConfigError, ModelError."""
+    """Returns the configuration with what its workers would take on this machine. Raises ConfigError, ModelError."""
     serving = with_overrides(load_config(config), {"model": model} if model else {}, "flags")
     configure_logging(serving.logging, command)
     given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())

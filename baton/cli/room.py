@@ -1,4 +1,4 @@
-"""What the sizes in a configuration come to on this machine, against what is free there, and the least that serves."""
+"""Compares the sizes in a configuration with what is free on this machine, and with the least that serves."""
 
 import os
 from pathlib import Path
@@ -95,7 +95,7 @@ def is_auto(size: str) -> bool:
 
 
 def _workers(config: ServingConfig) -> list[tuple[EngineConfig, WorkerEngine, int]]:
-    """Those of a start, by role and engine."""
+    """The workers that a service starts with, by role and engine."""
     engines = {PREFILL: for_prefill_worker(config).engine, DECODE: config.engine}
     return [
         (engine, kind, count)

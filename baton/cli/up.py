@@ -41,7 +41,7 @@ def _option(group: str, metavar: str | None, words: str, *names: str, **settings
 
 
 def worker_counts(text: str) -> int | dict[str, int | None]:
-    """What `workers.prefill` and `workers.decode` hold, of a flag. Raises typer.BadParameter."""
+    """Parses a flag into the value of `workers.prefill` or `workers.decode`. Raises typer.BadParameter."""
     try:
         if "=" not in text:
             return msgspec.convert(text, Workers, strict=False)
@@ -88,12 +88,12 @@ class Service(Struct, frozen=True):
     files: ModelFiles
 
     def suited(self, machines: Machines) -> "Service":
-        """With what suits the machines, where the configuration leaves it open."""
+        """Fills what the configuration leaves open with what suits the machines."""
         gpu = uses_gpus(self.config, machines)
         return msgspec.structs.replace(self, config=suited(self.config, self.given, self.files, gpu=gpu))
 
     def tell_choice(self, machines: Machines, tell: Tell) -> None:
-        """What the workers' engines take, chosen or configured."""
+        """Tells what the workers' engines take, chosen or configured."""
         if is_mock(self.config):
             return
         values = described(self.config, self.files, gpu=uses_gpus(self.config, machines))

@@ -64,7 +64,7 @@ def _filled(message: Any, path: str, given: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Ours, or OpenAI's."""
+    """Accepts our form of a call and OpenAI's."""
     if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
         return {"id": call.get("id", ""), **call["function"]}
     return call

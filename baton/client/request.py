@@ -13,7 +13,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Options(TypedDict, total=False):
-    """What a request may say beside its prompt; None is the service's default. docs/serving.md has the bounds."""
+    """The options of a request beside its prompt; None is the service's default. docs/serving.md has the bounds."""
 
     temperature: float | None  # 1.0; 0 is greedy
     top_p: float | None
@@ -86,12 +86,12 @@ def generate_request(prompt: Prompt, sampling: object, options: Options) -> pb.G
 
 
 def has_order(given: object) -> bool:
-    """Whether it may be a text, ids or messages: bytes, sets and arrays of no dimension are not."""
+    """True for what may be a text, ids or messages; bytes, sets and arrays of no dimension are none."""
     return not isinstance(given, bytes | bytearray | memoryview | Mapping | Set) and getattr(given, "ndim", 1) != 0
 
 
 def _given(sampling: object) -> dict[str, Any]:
-    """What `sampling` says. Raises InvalidRequestError."""
+    """Returns the fields of `sampling` that are not None. Raises InvalidRequestError."""
     if isinstance(sampling, Mapping):
         found = dict(sampling)
     else:
@@ -102,7 +102,7 @@ def _given(sampling: object) -> dict[str, Any]:
 
 
 def _as_written(name: str, value: Any) -> Any:
-    """In the form of SamplingOptions: one stop string alone, a schema as a mapping, texts as a list."""
+    """Converts a value to the form of SamplingOptions: a single stop string, a grammar as a mapping."""
     if name == "stop" and isinstance(value, str):
         return [value]
     if name != "grammar" or not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a service says of itself and of its workers, as plain dataclasses: fields as inference.proto has them."""
+"""The state of a service and its workers as plain dataclasses, with the fields of inference.proto."""
 
 from dataclasses import dataclass
 

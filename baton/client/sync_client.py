@@ -107,7 +107,7 @@ class Stream:
 
     @property
     def answer(self) -> Answer:
-        """As far as it has come."""
+        """The answer up to now."""
         return self._stream.answer
 
     def __iter__(self) -> Self:

@@ -110,7 +110,7 @@ class Answers:
 
     @contextmanager
     def held(self, work: Callable[[Engine], object], reason: str) -> Iterator[None]:
-        """As `call_idle`; and nothing is answered until the context ends, for that reason."""
+        """Calls `work` like call_idle(). Until the context ends, prompts are refused with `reason`."""
 
         def hold(engine: Engine) -> None:
             work(engine)
@@ -123,7 +123,7 @@ class Answers:
             self._held = ""
 
     def fail(self, error: BaseException) -> None:
-        """Every answer that is waited for ends with the error, now and later."""
+        """Ends every answer that is waited for with the error, now and later."""
         self._fault = self._fault or error
         for news in list(self._waiting.values()):  # a copy at once: others come and go meanwhile
             news.put(self._fault)

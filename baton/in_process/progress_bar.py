@@ -1,4 +1,4 @@
-"""How far the prompts of one call are, and how fast."""
+"""The progress of the prompts of one call, and their speed."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -110,14 +110,14 @@ class PromptReader:
 
 
 def _listed(name: str, given: Any, form: str) -> Sequence[Any]:
-    """What has an order, arrays and tensors too; others are refused by what was to stand there."""
+    """Returns what has an order, arrays and tensors too; refuses others and names the form that is wanted."""
     if isinstance(given, str) or not isinstance(given, Iterable) or not has_order(given):
         raise InvalidRequestError(name, f"{form}, not {type(given).__name__}")
     return given if hasattr(given, "__getitem__") else list(given)  # type: ignore[return-value]  # arrays suffice
 
 
 def _is_number(value: Any) -> bool:
-    """Of any library; an array of one number is none."""
+    """True for a number of any library; an array of one number is none."""
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
@@ -139,7 +139,7 @@ def _plain(chat: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 class _NoService:
-    """What the checks ask a service: how long a request may be."""
+    """Stands in for a service: the checks ask only how long a request may be."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

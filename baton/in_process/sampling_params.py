@@ -1,4 +1,4 @@
-"""How to sample, as a Python caller writes it."""
+"""The sampling parameters of a Python caller."""
 
 from collections.abc import Sequence
 from typing import Any

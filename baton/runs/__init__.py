@@ -1,1 +1,1 @@
-"""What a running service leaves on its machine, and how commands of the same user find it."""
+"""The files that a running service leaves on its machine, where commands of the same user find them."""

@@ -1,4 +1,4 @@
-"""How a service's clients on this machine reach its router: address, keys, and the CA of its certificate."""
+"""A client's way to a service's router: address, keys, and the CA of the certificate."""
 
 import asyncio
 import os
@@ -63,8 +63,8 @@ class Access:
                 raise await self.meaning(error, timeout_s) from error
 
     async def meaning(self, error: grpc.aio.AioRpcError, timeout_s: float | None = None) -> BatonError:
-        """What a failed call means, whose deadline was `timeout_s`. A ConfigError when one side of the connection lacks
-        TLS, or does not trust the other."""
+        """Converts the error of a call whose deadline was `timeout_s`. The result is a ConfigError when one side of the
+        connection lacks TLS, or does not trust the other."""
         unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
         if unavailable and (problem := await asyncio.to_thread(tls_problem, self.place, self.trust())):
             return ConfigError(CA_FLAG, problem)

@@ -1,4 +1,4 @@
-"""What a failed call means, as one of Baton's own errors in the service's words."""
+"""Converts a failed call to one of Baton's own errors, in the service's words."""
 
 from typing import TypeVar
 

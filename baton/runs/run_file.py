@@ -146,7 +146,7 @@ def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ)
 
 
 def find_operator_key(run: Run | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """From the variable, or from the run. Raises ConfigError."""
+    """Takes the key from the variable, or else from the run. Raises ConfigError."""
     key = environ.get(OPERATOR_KEY_VARIABLE) or (run and run.key(OPERATOR_KEY))
     return parse_secrets(key, OPERATOR_KEY_VARIABLE)[0] if key else None
 

@@ -33,7 +33,7 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def where(self) -> str:
-        """How errors name it."""
+        """The name of the worker in errors."""
         return f"external_workers.{self.name}"
 
 

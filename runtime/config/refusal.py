@@ -60,7 +60,7 @@ def _wanted(kind: inspect.Type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Without a login, and not all of a long text."""
+    """Returns the value without a login, and only the beginning of a long text."""
     if isinstance(value, (dict, list)) or not isinstance(value, (str, int, float, NoneType)):
         return f"a {'section' if isinstance(value, dict) else type(value).__name__}"
     text = re.sub("//[^/]*@", "//...@", json.dumps(value, ensure_ascii=False))

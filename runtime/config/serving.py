@@ -38,7 +38,7 @@ from runtime.errors import ConfigError, nearest
 
 
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a service may want to be otherwise. The weights of the costs are in router/placement/weights.py."""
+    """The choices of an operator. The weights of the costs are in router/placement/weights.py."""
 
     # 0: the cheapest, at random among equals. Above: the higher, the more evenly spread.
     temperature: Weight = 0.0
@@ -312,17 +312,17 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         check_names(self.external_workers)
 
     def external_worker(self, worker_id: str) -> ExternalWorkerConfig | None:
-        """None: we start its engine."""
+        """Returns None when we start the worker's engine."""
         return next((worker for worker in self.external_workers if worker.name == worker_id), None)
 
     def may_have(self, role: Role) -> bool:
-        """Whether workers of the role start with the service, or a planner may add them."""
+        """True when workers of the role start with the service, or a planner may add them."""
         limits = self.planner.limits
         most = limits.max_prefill if role == PREFILL else limits.max_decode
         return bool(self.workers.count(role) or (self.planner.enabled and most))
 
     def uses(self, engine: WorkerEngine) -> bool:
-        """Whether any worker has this engine, or one that a planner adds."""
+        """True when any worker has this engine, or one that a planner may add."""
         roles = [role for role in ROLES if self.may_have(role) or not self.workers.total]
         return any(engine in self.workers.by_engine(role) for role in roles)
 

@@ -69,7 +69,7 @@ def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTim
 
 
 def ratios(rows: list[list[float]], times: StepTimes) -> Vector:
-    """How long steps of one kind took, as multiples of what they take by `times`: [rows]."""
+    """The durations of steps of one kind as multiples of what `times` predicts: [rows]."""
     if not rows:
         return np.empty(0)
     x = np.array(rows)

@@ -1,4 +1,4 @@
-"""How long an engine step takes: the formulas that the mock engine, the planner and the simulator share.
+"""The duration of an engine step: formulas that the mock engine, the planner and the simulator share.
 
 A step that computes n prompt tokens takes max(floor, token * n + pair * pairs). A step in which B sequences with K
 tokens of context in all decode takes floor + sequence * B + token * K. A step that does both takes the sum.
@@ -17,12 +17,12 @@ def token_pairs(start: int, count: int) -> float:
 
 
 def prefill_time(floor: float, token: float, pair: float, tokens: float, pairs: float) -> float:
-    """In the unit of the three coefficients. numba compiles it, too."""
+    """The result has the unit of the three coefficients. numba compiles it, too."""
     return max(floor, token * tokens + pair * pairs)
 
 
 def decode_time(floor: float, sequence: float, token: float, sequences: float, context_tokens: float) -> float:
-    """In the unit of the three coefficients. numba compiles it, too."""
+    """The result has the unit of the three coefficients. numba compiles it, too."""
     return floor + sequence * sequences + token * context_tokens
 
 
@@ -57,7 +57,7 @@ class StepTimes(Struct, frozen=True, forbid_unknown_fields=True):
         return decode_time(*self.decode, sequences, context_tokens)
 
     def step_ms(self, tokens: float, pairs: float, sequences: float, context_tokens: float) -> float:
-        """Of a step that computes prompts, decodes, or does both."""
+        """The duration of a step that computes prompts, decodes, or does both."""
         prefill_ms = self.prefill_ms(tokens, pairs) if tokens else 0.0
         return prefill_ms + (self.decode_ms(sequences, context_tokens) if sequences else 0.0)
 

@@ -57,7 +57,7 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(map(self.count, ROLES))
 
     def next_engine(self, role: Role, living: Mapping[WorkerEngine, int]) -> WorkerEngine:
-        """Of one more worker beside those that live: the role keeps its proportions (D'Hondt's method)."""
+        """The engine of one more worker beside those that live. The role keeps its proportions (D'Hondt's method)."""
         counts = self.by_engine(role)
         return max(counts, key=lambda engine: counts[engine] / (living.get(engine, 0) + 1))
 

@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file gives, unchecked; an empty file gives no keys. Raises ConfigError when it is no YAML."""
+    """Returns the data of a file, unchecked; an empty one gives no keys. Raises ConfigError when it is no YAML."""
     try:
         data = yaml.load(path.read_text(), _Loader)
     except OSError as error:

@@ -21,53 +21,66 @@ from simulator.stepwise.fleet import Layout
 PER_GPU, LEAST_REQUESTS = 400, 4000  # of a simulation
 
 
+GpusOption = Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="How many there are.")]
+ProfileOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="What `baton profile --out` wrote, or a serving.yaml; one for each engine.tensor_parallel to compare.",
+    ),
+]
+NamedOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME_OR_PATH", help="Measure its steps here first, as `baton profile`; `mock`: made up."),
+]
+TraceOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="JSON lines: timestamp (ms), input_length, output_length.")
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(min=1e-3, max=1e6, metavar="N", help="Requests per second.", show_default="the trace's own"),
+]
+InputOption = Annotated[str | None, typer.Option("--input", metavar="N or N-M", help="Of prompts, uniform between.")]
+OutputOption = Annotated[str | None, typer.Option("--output", metavar="N or N-M", help="Of answers, uniform between.")]
+TtftOption = Annotated[
+    float | None, typer.Option(min=0.1, max=1e9, metavar="MS", show_default="planner.targets", help="Target.")
+]
+ItlOption = Annotated[
+    float | None,
+    typer.Option(min=0.1, max=1e9, metavar="MS", show_default="planner.targets", help="Of a request's mean."),
+]
+AttainmentOption = Annotated[
+    float | None,
+    typer.Option(min=0.5, max=0.9999, metavar="SHARE", show_default="planner.targets", help="That is in time."),
+]
+CachedOption = Annotated[float, typer.Option(min=0, max=0.99, metavar="SHARE", help="Of prompts, in prefix caches.")]
+KvTokensOption = Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="KV memory of one GPU.")]
+RequestsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=100, max=5_000_000, metavar="N", show_default="4000, 400 per GPU; a trace: all", help="Per simulation."
+    ),
+]
+SeedsOption = Annotated[int, typer.Option(min=LEAST_SEEDS, max=MOST_SEEDS, metavar="N", help="Of requests.")]
+PlotOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Goodput over the rate, as a picture.")]
+
+
 def advise(
-    gpus: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="How many there are.")],
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="What `baton profile --out` wrote, or a serving.yaml; one for each engine.tensor_parallel to compare.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME_OR_PATH", help="Measure its steps here first, as `baton profile`; `mock`: made up."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON lines: timestamp (ms), input_length, output_length.")
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=1e-3, max=1e6, metavar="N", help="Requests per second.", show_default="the trace's own"),
-    ] = None,
-    input_tokens: Annotated[
-        str | None, typer.Option("--input", metavar="N or N-M", help="Of prompts, uniform between.")
-    ] = None,
-    output_tokens: Annotated[
-        str | None, typer.Option("--output", metavar="N or N-M", help="Of answers, uniform between.")
-    ] = None,
-    ttft: Annotated[
-        float | None, typer.Option(min=0.1, max=1e9, metavar="MS", show_default="planner.targets", help="Target.")
-    ] = None,
-    itl: Annotated[
-        float | None,
-        typer.Option(min=0.1, max=1e9, metavar="MS", show_default="planner.targets", help="Of a request's mean."),
-    ] = None,
-    attainment: Annotated[
-        float | None,
-        typer.Option(min=0.5, max=0.9999, metavar="SHARE", show_default="planner.targets", help="That is in time."),
-    ] = None,
-    cached: Annotated[float, typer.Option(min=0, max=0.99, metavar="SHARE", help="Of prompts, in prefix caches.")] = 0,
-    kv_tokens: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="KV memory of one GPU.")] = 524_288,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            min=100, max=5_000_000, metavar="N", show_default="4000, 400 per GPU; a trace: all", help="Per simulation."
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=LEAST_SEEDS, max=MOST_SEEDS, metavar="N", help="Of requests.")] = 5,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Goodput over the rate, as a picture.")] = None,
+    gpus: GpusOption,
+    profile: ProfileOption = None,
+    model: NamedOption = None,
+    trace: TraceOption = None,
+    rate: RateOption = None,
+    input_tokens: InputOption = None,
+    output_tokens: OutputOption = None,
+    ttft: TtftOption = None,
+    itl: ItlOption = None,
+    attainment: AttainmentOption = None,
+    cached: CachedOption = 0,
+    kv_tokens: KvTokensOption = 524_288,
+    requests: RequestsOption = None,
+    seeds: SeedsOption = 5,
+    plot: PlotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Does disaggregation pay here? Simulate mixed workers, and prefill beside decode workers in all splits.

@@ -1,4 +1,4 @@
-"""What `baton advise` compares: workers as profiles describe them, and requests as a trace or numbers do."""
+"""The inputs of `baton advise`: workers from profiles, and requests from a trace or from numbers."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -106,7 +106,7 @@ def _carried(hop: pb.Hop) -> Iterator[str]:
 
 
 def _formula(rules: pb.PlacementRules) -> Iterator[str]:
-    """How the terms become a cost."""
+    """The lines that say how the terms become a cost."""
     weights = rules.weights
     amounts = (f"{weights[term.key]:g} * {term.amount}" if term.key else term.amount for term in rules.terms)
     yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"

@@ -1,4 +1,4 @@
-"""What every command that speaks to NATS does around its work: a connection, and an end at Ctrl-C."""
+"""A connection to NATS around the work of a command, and its end at Ctrl-C."""
 
 import asyncio
 import signal

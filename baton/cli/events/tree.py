@@ -116,7 +116,7 @@ def _owners(owners: Sequence[pb.TreeOwner], blocks: int) -> str:
 
 
 def _lower(owner: pb.TreeOwner) -> list[str]:
-    """How many of the blocks lie in lower homes."""
+    """Returns a note on the blocks that lie in lower homes."""
     homes = (("in host memory", owner.host_blocks), ("on disk", owner.disk_blocks))
     return [f"{blocks} {where}" for where, blocks in homes if blocks]
 

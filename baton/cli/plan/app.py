@@ -69,7 +69,7 @@ async def _ask(url: str, namespace: str, timeout_s: float) -> Plan:
 
 
 async def _watch(url: str, namespace: str, timeout_s: float, interval_s: float, as_json: bool) -> None:
-    """In a terminal what is true now, elsewhere each decision once. A planner that ends is waited for."""
+    """A terminal shows what is true now; a pipe gets each decision once. A planner that ends is waited for."""
     live = sys.stdout.isatty() and not as_json
     seen, last = False, None
     async with nats_session(url, namespace, timeout_s) as nats:

@@ -1,1 +1,1 @@
-"""What the commands share: their options, how they reach a service, how they print, and how they end."""
+"""Shared by the commands: options, access to a service, printing, and exit codes."""

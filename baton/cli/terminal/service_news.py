@@ -1,4 +1,4 @@
-"""What happens to a service, as `baton up` and `baton down` print it."""
+"""Prints what happens to a service, for `baton up` and `baton down`."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import typer
 
 
 def print_news(as_json: bool, line: str, *, event: str, **fields: Any) -> None:
-    """As lines, or as one JSON object each. Losses go to stderr as well."""
+    """Prints a line, or a JSON object. Losses go to stderr as well."""
     if event == "lost":
         typer.echo(line, err=True)
     if as_json:

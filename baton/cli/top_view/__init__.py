@@ -1,1 +1,1 @@
-"""What `baton top` shows."""
+"""The screen of `baton top`."""

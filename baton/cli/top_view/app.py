@@ -207,7 +207,7 @@ def _queue_line(queue: pb.QueueStatus) -> Text:
 
 
 def _events_line(status: pb.StatusResponse, rates: Rates) -> Text:
-    """With a line more for each worker about which there is something to note."""
+    """Adds a line for each worker about which there is something to note."""
     totals = status.totals
     line = Text(f"events: {rates.event_batches_per_s:,.0f}/s; the tree has {totals.tree_blocks:,} blocks")
     line.append(f" in {totals.tree_runs:,} runs; {totals.event_gaps} gaps, {totals.snapshots} snapshots")

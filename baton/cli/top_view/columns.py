@@ -50,7 +50,7 @@ def _state(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
 
 
 def _lower(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
-    """How full the lower tiers are."""
+    """The share of the lower tiers that is in use."""
     tiers = (worker.host_blocks_used, worker.host_blocks_total), (worker.disk_blocks_used, worker.disk_blocks_total)
     return Text("+".join(percent(used / total) for used, total in tiers if total) or "-", justify="right")
 

@@ -51,7 +51,7 @@ def hit_rate(prompt_tokens: int, cached_tokens: int) -> float | None:
 
 
 def _restarted(before: pb.StatusResponse, now: pb.StatusResponse) -> bool:
-    """Whether `now` is of another router, or another life of the same one, whose counters began at 0 again."""
+    """True when `now` comes from another router or another life of it, whose counters began at 0 again."""
     return (
         before.router_id != now.router_id
         or now.totals.clock_s < before.totals.clock_s

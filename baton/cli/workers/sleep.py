@@ -90,7 +90,7 @@ def _check(worker: str | None, everyone: bool) -> None:
 
 
 async def _planners_wish(address: str, worker_id: str | None) -> str:
-    """What a planner on this machine has against it that the worker sleeps, or that all do: a sentence, or nothing."""
+    """Returns a planner's objection to the sleep of the worker, or of all workers, as a sentence; empty without one."""
     run = await asyncio.to_thread(run_at, address)
     with suppress(BatonError, StopIteration):  # no planner runs, or it has not seen the worker yet
         if run is not None and run.file.nats:
