@@ -44,7 +44,7 @@ def compiled(signature: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         @functools.cache
-        def load() -> F:
+        def load() -> Any:
             with _lock:
                 made = _made(function, signature)
             if function.__globals__.get(function.__name__) is first_call:
@@ -67,17 +67,16 @@ def inlined(function: F) -> F:
     return function
 
 
-def _made(function: F, signature: str) -> F:
+def _made(function: Callable[..., Any], signature: str) -> Any:
     import numba
     from numba.extending import register_jitable
 
     while _parts:
         register_jitable(_parts.pop())
     try:
-        kept: F = numba.njit(signature, cache=_may_keep(function))(function)
+        return numba.njit(signature, cache=_may_keep(function))(function)
     except (RuntimeError, OSError, EOFError):  # no folder that can be written, no space, a broken copy
-        kept = numba.njit(signature)(function)
-    return kept
+        return numba.njit(signature)(function)
 
 
 def _may_keep(function: Callable[..., Any]) -> bool:

@@ -25,6 +25,7 @@ def total(values: Any) -> int:
 def test_without_a_folder_that_can_be_written_it_is_compiled_all_the_same(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    load_compiled()  # registers inlined parts, before njit is another
     njit = numba.njit
     asked: list[bool] = []
 
