@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from runtime.config.serving import load_config
-from tests.engine.contract.clauses import CONTRACT, Subject
+from tests.engine.contract import CONTRACT, Subject
 from worker.engines.table import build_worker_engine
 
 

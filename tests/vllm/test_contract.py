@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config.serving import dump_config, parse_config
-from tests.engine.contract.clauses import CONTRACT
+from tests.engine.contract import CONTRACT
 from tests.test_packaging import ROOT
 from tests.vllm.environment import LIMIT_S, START_S, smollm2, variables
 from tests.vllm.test_workers import sections

@@ -119,7 +119,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
         assert one.engine.load().disk_blocks_used == 0
         monkeypatch.setattr(BlockFiles, "write", write)
         monkeypatch.setattr(module, "REST_S", 0.0)
-        one.engine.block_manager._disk._silent_until_s = 0.0  # type: ignore[union-attr]
+        one.engine.block_manager.tiers._disk._silent_until_s = 0.0  # type: ignore[union-attr]
         one.answers(conversations(10, 2))
         assert one.engine.load().disk_blocks_used > 0
 
@@ -219,9 +219,9 @@ def test_nobody_waits_for_a_disk_that_does_not_answer(
 def test_a_prompt_is_computed_where_that_is_sooner(tiny_model: Path, tmp_path: Path) -> None:
     with worker(tiny_model, tmp_path) as one:
         one.answers([prompt(seed) for seed in range(10)])
-        one.engine.block_manager.compute_s = float  # a second a token
+        one.engine.block_manager.tiers.compute_s = float  # a second a token
         for read_s, found in ((1e9, 0), (1e-9, 144)):
-            times = one.engine.block_manager._disk._times = ReadTimes()  # type: ignore[union-attr]
+            times = one.engine.block_manager.tiers._disk._times = ReadTimes()  # type: ignore[union-attr]
             times.begin(0, 0.0)
             times.end(0, read_s)
             sequence, _ = one.answer(prompt(0))

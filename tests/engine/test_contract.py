@@ -12,7 +12,7 @@ from aiohttp import web
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.config.serving import parse_config
-from tests.engine.contract.clauses import CONTRACT, Subject
+from tests.engine.contract import CONTRACT, Subject
 from tests.engine.vllm.events.vllm_engine import Engine
 from tests.engine.vllm.server.imitation import METRICS, Imitation
 from worker.engines.base import EngineAssembly
