@@ -1,6 +1,6 @@
 """What worker/ and the two roles ask of an engine, whichever it is: ours, a mock, vLLM, or somebody's server.
 
-worker/engines/table.py has a row for each engine, tests/engine/contract.py the tests that each of them passes. An engine
+worker/engines/table.py has a row for each engine, tests/engine/contract.py what each of them has to pass. An engine
 belongs to its Loop: unless said otherwise everything here is called where the loop steps it, between two steps.
 """
 
