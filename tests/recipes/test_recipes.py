@@ -262,7 +262,7 @@ def test_add_an_engine(scratch: Scratch) -> None:
     row = '    EngineRow("vllm",'
     scratch.edit("worker/engines/table.py", row, '    EngineRow("toy", "worker.engines.toy:build_toy"),\n' + row)
     scratch.run("-c", TOY_ENGINE)
-    assert "'toy'" in scratch.run("-m", "baton", "up", "--decode", "2", "--config", "toys.yaml", fails=True)
+    assert "baton, toy, vllm" in scratch.run("-m", "baton", "up", "--decode", "2", "--config", "toys.yaml", fails=True)
     scratch.has_followed("Add an engine")
 
 

@@ -48,7 +48,7 @@ def check_names(config: ServingConfig) -> None:
     for key, name in given.items():
         if name not in NAMES:
             near = nearest(name, NAMES, "one")
-            raise ConfigError(key, f"there is no engine {name!r}; there are {' and '.join(NAMES)}{near}")
+            raise ConfigError(key, f"there is no engine {name!r}; there are {', '.join(NAMES)}{near}")
 
 
 def rows_of(config: ServingConfig) -> list[EngineRow]:

@@ -18,7 +18,7 @@ from worker.engines.table import MOCK, OWN, row_of, rows_of
     ],
 )
 def test_an_engine_that_there_is_not_is_refused_with_those_that_there_are(workers: Any, key: str) -> None:
-    with pytest.raises(ConfigError, match=r"there is no engine 'vlm'; there are baton and vllm; .* 'vllm'") as refused:
+    with pytest.raises(ConfigError, match=r"there is no engine 'vlm'; there are baton, vllm; .* 'vllm'") as refused:
         rows_of(parse_config({"workers": workers}))
     assert refused.value.where == key
 
