@@ -153,7 +153,7 @@ def _app(
         around=None if traces is None else partial(over_http, traces),
         pages=WebPages(config.router.host, config.router.cors_origins, has_key, config.security.insecure),
         logins=metrics.logins,
-        store=ResponseStore(config.router.response_store_bytes, config.router.response_ttl_s),
+        store=ResponseStore(config.router.response_store_bytes),
     )
 
 

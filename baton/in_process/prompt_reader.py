@@ -1,6 +1,6 @@
 """Prompts and chats of a Python caller, through the checks that the service's requests pass."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -147,7 +147,7 @@ class _NoService:
     def limits(self) -> Limits:
         return self._limits
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Piece | Finished]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         raise NotImplementedError
 
 

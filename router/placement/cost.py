@@ -162,7 +162,8 @@ def _room_ms(load: NDArray[np.int64], i: int, blocks: float) -> float:
 @inlined
 def _fullness(load: NDArray[np.int64], i: int, queued_blocks: float) -> float:
     """Computed here or received, new blocks evict cached ones, which are missed the sooner, the fewer can be cached."""
-    return min(FULLEST, load[i, USED_BLOCKS] / max(1.0, load[i, UNUSED_BLOCKS] - queued_blocks))
+    fullness: float = min(FULLEST, load[i, USED_BLOCKS] / max(1.0, load[i, UNUSED_BLOCKS] - queued_blocks))
+    return fullness
 
 
 @inlined
