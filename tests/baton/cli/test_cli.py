@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.terminal.output import human_bytes
-from kvtransfer.transports.table import choices
 from tests.hub_server import hub_server
 from tests.service import Service, assert_gone, running_service
 
@@ -91,10 +90,6 @@ def test_an_unknown_transport_in_the_configuration_ends_with_2(tmp_path: Path) -
     result = run("up", "--config", str(tmp_path / "serving.yaml"))
     assert result.exit_code == ExitCode.USAGE
     assert "nearest known one is 'cuda_ipc'" in result.stderr
-
-
-def test_up_takes_every_transport_of_the_table() -> None:
-    assert f"[{'|'.join(choices())}]" in CliRunner(env={"COLUMNS": "200"}).invoke(app, ["up", "--help"]).output
 
 
 @pytest.mark.parametrize("command", [["chat", "hi"], ["generate", "--prompt", "a"], ["status"]])

@@ -78,7 +78,7 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     engine = EngineConfig(device="cuda", dtype="float32", attention="triton", block_size=16, kv_memory="64MiB")
     config = ServingConfig(model=str(tiny_model), engine=replace(engine, max_model_len=256))
     plain = build_engine(config)
-    one_block = plain.slab.layout.num_layers * plain.slab.layout.block_bytes
+    one_block = plain.kv.slab.layout.num_layers * plain.kv.slab.layout.block_bytes
     small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
     tiered = build_engine(replace(config, engine=small))
     try:

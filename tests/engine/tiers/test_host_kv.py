@@ -128,7 +128,7 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     prompts = conversations()
     config = ServingConfig(model=str(tiny_model), engine=EngineConfig(device="cpu", threads=1, kv_memory="1GiB"))
     plain = build_engine(config)
-    one_block = slot_bytes(plain.slab)
+    one_block = slot_bytes(plain.kv.slab)
     small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
     tiered = build_engine(replace(config, engine=small))
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -58,11 +59,14 @@ class Collector:
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
+    """A collector to which this process, and those that it starts meanwhile, send their spans."""
     collector = Collector()
     thread = threading.Thread(target=collector.server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield collector
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.endpoint)
+            yield collector
     finally:
         collector.server.shutdown()
         collector.server.server_close()
