@@ -21,7 +21,8 @@ from tests.planner.live import Load, Planned, planned_service
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, needs_prometheus]
 
-RATE = 10.0
+RATE = 3.0
+LIMITS = {"limits": {"max_prefill": 1, "max_decode": 2}}  # so that the planner itself adds no other worker
 PROCESSES = 5  # router, prefill worker, two decode workers, planner
 
 
@@ -44,7 +45,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
     folder = tmp_path_factory.mktemp("watched")
     since_s = time.time()
     async with (
-        planned_service(folder, 1, 1, {}) as planned,
+        planned_service(folder, 1, 1, LIMITS) as planned,
         running_prometheus(folder, planned.service.http_address) as prometheus,
         Load(planned.service.client, RATE),
     ):

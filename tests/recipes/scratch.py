@@ -27,6 +27,12 @@ class Scratch:
         (self.folder / path).write_text(text)
         self._touched.add(path)
 
+    def rewrite(self, path: str, text: str) -> None:
+        """Puts another text into a file that is there."""
+        assert (self.folder / path).exists(), f"{path} is not there: the recipe has rotted"
+        (self.folder / path).write_text(text)
+        self._touched.add(path)
+
     def edit(self, path: str, old: str, new: str) -> None:
         """Puts `new` where `old` is, which must be there once."""
         text = (self.folder / path).read_text()

@@ -347,7 +347,7 @@ def test_add_a_configuration_key(scratch: Scratch) -> None:
     scratch.edit("runtime/config/serving.py", above, toy + above)
     written = scratch.run("-m", "baton", "config")
     assert "  # How many toys there may be.\n  toy_limit: 7\n" in written
-    scratch.write("serving.yaml", written)
+    scratch.rewrite("serving.yaml", written)
     scratch.run(
         "-c", "from pathlib import Path; from runtime.config.serving import *; load_config(Path('serving.yaml'))"
     )

@@ -281,7 +281,8 @@ def up_that_fails(home: Path, *arguments: str) -> tuple[int, str, str]:
 def test_a_port_in_use_is_named_with_its_key_before_anything_starts(tmp_path: Path, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, news, said = up_that_fails(tmp_path, f"--{name}-port", address.rpartition(":")[2])
+        port = address.rpartition(":")[2]
+        code, news, said = up_that_fails(tmp_path, "--set", f"router.{name}_port={port}")
     assert (code, news) == (ExitCode.USAGE, "")
     assert f"error: router.{name}_port: cannot listen on {address}: Address already in use; choose another" in said
 
