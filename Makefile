@@ -77,7 +77,7 @@ demo: $(INSTALLED)  ## start a small service, ask it one question, end it
 test: $(INSTALLED)  ## the quick tests, a real service over each transport among them; ARGS="-k router -x" goes to pytest
 	@$(TESTS)
 
-test-all: $(INSTALLED)  ## all tests but those of vLLM: most of an hour on two cores
+test-all: $(INSTALLED)  ## all tests but those of vLLM: half an hour on two cores
 	@$(TESTS)
 
 test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: half an hour, after `make vllm-env`; not in `make check`
