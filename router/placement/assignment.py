@@ -74,7 +74,7 @@ class Assigner:
         self._index = index
         self._ledger = ledger
         self._config = config
-        self._weights = Weights.of(config.placement)
+        self.weights = Weights.of(config.placement)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes() if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits
@@ -134,7 +134,7 @@ class Assigner:
             decode = candidates(self._ledger, decode_keys, match, cached, is_dated=dated)
             prefill = candidates(self._ledger, prefill_keys, match, cached, is_dated=dated)
         limits = (config.max_running_per_worker, due_ms)
-        weighings = [weigh(form, decode, prefill, self._weights, self._rng, *limits) for form in forms]
+        weighings = [weigh(form, decode, prefill, self.weights, self._rng, *limits) for form in forms]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 

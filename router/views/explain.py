@@ -38,10 +38,6 @@ class Explainer:
     config: RouterConfig
     block_size: int
 
-    @property
-    def weights(self) -> Weights:
-        return Weights.of(self.config.placement)
-
     def request(self, request_id: str) -> pb.ExplainResponse | None:
         """The remembered decisions for the request; None when none is remembered."""
         decisions, others = self.decisions.of(request_id)
@@ -89,7 +85,7 @@ class Explainer:
             message.expected_ms = placement.ttft_ms
         for weighed in (weighing.prefill, weighing.decode):
             costs = weighed.costs()
-            odds = chances(costs, self.weights.temperature, weighed.due_ms)
+            odds = chances(costs, self.assigner.weights.temperature, weighed.due_ms)
             for one, chance in zip(costs, odds, strict=True):
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message
@@ -106,8 +102,8 @@ class Explainer:
         return pb.PlacementRules(
             block_size=self.block_size,
             max_running_per_worker=self.config.max_running_per_worker,
-            **{name: getattr(self.weights, name) for name in SETTINGS},
-            **term_rules(self.weights),
+            **{name: getattr(self.assigner.weights, name) for name in SETTINGS},
+            **term_rules(self.assigner.weights),
         )
 
 
