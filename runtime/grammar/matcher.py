@@ -124,8 +124,8 @@ def _read(asked: Sequence[Asked]) -> list[bool]:
 
 
 def _reads(matcher: Matcher, new: list[int]) -> bool:
-    """Whether the grammar allows `new`. After its end only EOS may come, which llguidance itself refuses or ignores,
-    depending on the call: an answer that goes on after EOS (`ignore_eos`) may read it any number of times."""
+    """Whether the grammar allows `new`. After its end only EOS may come, any number of times. llguidance itself refuses
+    it then or ignores it, depending on the call, and a step that began before the end was known asks for a mask."""
     inner, ends = matcher.inner, matcher.ends.token_ids
     while new:
         if inner.is_stopped():
