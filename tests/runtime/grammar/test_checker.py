@@ -20,16 +20,24 @@ from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")
-def checker(tiny_model: Path) -> Iterator[GrammarChecker]:
+def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A name that no other test's helper has, though routers of other tests run in this process, too."""
+    link = tmp_path_factory.mktemp("checked") / "model"
+    link.symlink_to(tiny_model)
+    return link
+
+
+@pytest.fixture(scope="module")
+def checker(folder: Path) -> Iterator[GrammarChecker]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.grammar.checker.TIMEOUT_S", 60.0)  # other tests may hold the cores meanwhile
-        checker = GrammarChecker(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
+        checker = GrammarChecker(folder, VOCAB_SIZE, EOS_TOKEN_IDS)
         yield checker
         checker.close()
 
 
-def helper_pid() -> int:
-    (helper,) = (child for child in psutil.Process().children() if "runtime.grammar.helper" in child.cmdline())
+def helper_pid(folder: Path) -> int:
+    (helper,) = (child for child in psutil.Process().children() if str(folder) in child.cmdline())
     return helper.pid
 
 
@@ -68,13 +76,13 @@ async def test_a_hostile_grammar_is_refused_and_costs_nobody_else(
     assert 0 < (await other).held_bytes < MAX_HELD_BYTES
 
 
-async def test_checks_of_a_helper_that_dies_are_answered_by_the_next(checker: GrammarChecker) -> None:
+async def test_checks_of_a_helper_that_dies_are_answered_by_the_next(checker: GrammarChecker, folder: Path) -> None:
     checks = [
         asyncio.create_task(checker.check_soon(Grammar("json_schema", f'{{"multipleOf": {20_000 + i}}}'), "schema"))
         for i in range(3)
     ]
     await checker.check_soon(Grammar("regex", "a"), "guided_regex")
-    os.kill(helper_pid(), signal.SIGKILL)
+    os.kill(helper_pid(folder), signal.SIGKILL)
     assert all(grammar.held_bytes for grammar in await asyncio.gather(*checks))
 
 
