@@ -11,6 +11,7 @@ Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free:
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Run
+from math import inf
 
 import structlog
 from msgspec import Struct, structs
@@ -27,6 +28,8 @@ from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, Sched
 from engine.sequences.moves import BEFORE_STEP
 from engine.sequences.output import SequenceOutput, StepOutput, finish_reason
 from engine.sequences.sequence import PENDING, Sequence, SequenceStatus
+from runtime.config.planner import TargetsConfig
+from runtime.config.step_times import USUAL, StepTimes
 from runtime.errors import InvalidRequestError, RankLostError
 
 log = structlog.get_logger()
@@ -50,15 +53,21 @@ class Engine:
         max_batch_tokens: int,
         max_running: int,
         eos_token_ids: frozenset[int],
+        targets: TargetsConfig | None = None,
+        step_times: StepTimes = USUAL,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """clock: returns seconds; it times the steps."""
+        """targets: rule how long steps last. step_times: what steps are expected to take until enough were timed.
+        clock: returns seconds; it times the steps."""
         self.runner = runner
         self.block_manager = block_manager
-        self.scheduler = Scheduler(block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self.targets = targets or TargetsConfig()
+        self.scheduler = Scheduler(
+            block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running, targets=self.targets
+        )
         self.eos_token_ids = eos_token_ids
         self.clock = clock
-        self.timed_steps = TimedSteps()
+        self.timed_steps = TimedSteps(step_times)
         block_manager.tiers.compute_s = self.timed_steps.prompt_s
         block_manager.tiers.step_s = self.timed_steps.last_s
         # Called on this thread right before a batch runs; the runner calls its result after each layer of the batch.
@@ -78,6 +87,8 @@ class Engine:
         """Queues a sequence that is prefilled and decoded here. Raises InvalidRequestError when its request id is in
         use."""
         self._register(sequence)
+        due_s = sequence.due_s - time.monotonic() if sequence.due_s < inf else self.targets.ttft_ms / 1e3
+        sequence.due_s = self.clock() + due_s
         self.scheduler.add(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
@@ -111,6 +122,7 @@ class Engine:
         assert sequence.status is SequenceStatus.REMOTE
         self._register(sequence)
         sequence.num_computed_tokens = sequence.num_tokens
+        sequence.due_s = self.clock()  # if it is preempted, its reader waits
         self.block_manager.commit(sequence)
         self.scheduler.admit(sequence)
         sequence.token_ids.append(token_id)
@@ -186,8 +198,9 @@ class Engine:
         """Empty while memory is short and a step is on its way, because no sequence of that step can be preempted."""
         if self._in_flight and self.scheduler.is_short_of_memory:
             return Batch([], [])
-        self.scheduler.look_ahead(time.monotonic(), self.timed_steps)
-        return self.scheduler.schedule()
+        budget, timed = self.scheduler.budget, self.timed_steps
+        budget.times, budget.is_blind = timed.times, not timed.knows_prompts
+        return self.scheduler.schedule(self.clock())
 
     def _submit(self, batch: Batch) -> bool:
         """Whether a new step is on its way."""
@@ -284,7 +297,8 @@ class Engine:
         if done.batch.prefill:
             self._note_chunks(done)
         self._free_s = time.monotonic()
-        self.timed_steps.add(done.batch, self._step_ms)
+        self.timed_steps.add(done.batch, self._step_ms, now_s)
+        self.scheduler.budget.landed(self._step_ms, len(done.batch.decode))
         return iter(tokens)
 
     def _note_chunks(self, done: _InFlight) -> None:

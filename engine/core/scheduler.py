@@ -2,31 +2,32 @@
 
 One order rules memory, `Sequence.order`: higher priority first, then earlier arrival. A sequence keeps its arrival
 while it waits for a reservation and when it is preempted. Memory is taken from the last sequence in order for the
-first, and no sequence starts or reserves before an earlier one that waits for memory. Of a step's token budget, the
-first prompt in order has a quarter by right, unless first tokens are about to be late (prefill_budget.py), which is
-looked at among the prompts of the highest priority. A sequence whose prefix is being read from the disk is
-passed by later ones until that has ended, and so is one that waits for an earlier prompt to compute the prefix that
-both have in common. Such a sequence holds no blocks, and only earlier ones are waited for. Hence the first sequence
-that waits for no read always advances, and no sequence starves. Nor does one whose blocks are being copied hold up
-others.
+first.
+
+Prompts are computed, and given memory, in the order of prefill_budget.py, highest priority first: little work first,
+and the longer a prompt waits, the sooner; before all, what has begun to answer and was preempted. Nobody starts after
+one that waits for memory. A sequence whose prefix is being read from the disk is passed by later ones until that has
+ended, and so is one that waits for another prompt to compute the prefix that both have in common. Such a sequence
+holds no blocks, and only those that hold theirs are waited for. Hence the first sequence that waits for no read always
+advances, and no sequence starves. Nor does one whose blocks are being copied hold up others.
 """
 
 import itertools
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence as Run
-from itertools import groupby
+from collections.abc import Sequence as Run
+from itertools import chain, islice
 from math import inf
-from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.blocks.block_manager import BlockManager
-from engine.core.prefill_budget import ComingBlocks, Due, Turns, follows, share_by_turns, slips_in, turns
-from engine.core.timed_steps import TimedSteps
+from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.sequences.sequence_queue import ORDER, SequenceQueue
+from engine.sequences.sequence_queue import SequenceQueue
+from runtime.config.planner import TargetsConfig
+
+RANKED: Final = 128  # waiting sequences, in order of arrival, that a step looks at
 
 
 class DeadEnd(NamedTuple):
@@ -37,26 +38,30 @@ class DeadEnd(NamedTuple):
     error: str | None
 
 
-class _Dated(NamedTuple):
-    """Sequences whose first tokens are due, see prefill_budget.Turns."""
-
-    first: list[Sequence]
-    late: list[Sequence]
-
-
-_NOBODY = _Dated([], [])
+class _Ranked(NamedTuple):
+    key: tuple[int, bool, float, int]
+    prompt: Prompt
+    sequence: Sequence
 
 
 class Scheduler:
     """Running sequences prefill, in chunks, or decode. Remote ones hold blocks, and only their owner knows them."""
 
-    def __init__(self, block_manager: BlockManager, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        targets: TargetsConfig | None = None,
+    ) -> None:
         assert max_batch_tokens > 0
         assert max_running > 0
         self.block_manager = block_manager
         self._tiers = block_manager.tiers
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
+        self.budget = StepBudget(targets or TargetsConfig())
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()  # more than max_running when remote ones are admitted; then the first decode
         self.num_preemptions = 0
@@ -65,8 +70,6 @@ class Scheduler:
         self._waiting_pairs = 0
         self._starved: Sequence | None = None  # the first of `waiting`, while it waits for memory
         self._dead_ends: list[DeadEnd] = []
-        self._dated = _NOBODY  # in the next step
-        self._has_dated = False  # whether a first token may be due
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence to be prefilled and decoded here."""
@@ -77,7 +80,6 @@ class Scheduler:
             problem = f"{sequence.num_tokens} tokens do not fit into the KV pool of {pool_tokens}"
             self._dead_ends.append(DeadEnd(sequence, "error", problem))
             return
-        self._has_dated |= sequence.due_s < inf
         self._wait(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:
@@ -96,21 +98,22 @@ class Scheduler:
         return not self._tiers.is_moving(sequence)
 
     def follows(self, sequence: Sequence, leaders: Run[Sequence]) -> bool:
-        """Whether a sequence without blocks had better wait, because an earlier one of `leaders` is about to have what
-        it would compute next. leaders: with blocks whose KV is being computed, here or elsewhere."""
+        """Whether a sequence without blocks had better wait, because one of `leaders` is about to have what it would
+        compute next. leaders: with blocks whose KV is being computed, here or elsewhere."""
         self._stamp(sequence)
         leader = sequence.leader
         if leader is not None and leader in leaders and leader.num_computed_tokens < sequence.num_led_tokens:
             return True
         size, cached = self.block_manager.block_size, -1
+        step_tokens = min(self.max_batch_tokens, self.budget.step_tokens)
         sequence.leader = None
         for leader in leaders:
-            shared = sequence.shared_tokens(leader, size) if leader.order < sequence.order else 0
+            shared = sequence.shared_tokens(leader, size) if leader.priority >= sequence.priority else 0
             if leader.num_computed_tokens >= shared:
                 continue
             cached = self._tiers.cached_tokens(sequence) if cached < 0 else cached
             left = leader.num_tokens - leader.num_scheduled_tokens
-            if follows(sequence.num_tokens - cached, shared - cached, left, self.max_batch_tokens):
+            if follows(sequence.num_tokens - cached, shared - cached, left, step_tokens):
                 sequence.leader, sequence.num_led_tokens = leader, shared
                 return True
         return False
@@ -135,18 +138,13 @@ class Scheduler:
         if not sequence.pinned and not sequence.num_in_flight_tokens:
             self.block_manager.free(sequence)
 
-    def look_ahead(self, now_s: float, took: TimedSteps) -> None:
-        """Finds which first tokens would be late; called before schedule(). now_s: on the clock of Sequence.due_s.
-        took: the times of former steps."""
-        if self._has_dated:
-            self._dated = self._turns(now_s, took)
-
-    def schedule(self) -> Batch:
-        """The next step: a token for each decoding sequence, and prompt chunks for the rest of the budget. May be
-        empty. A sequence whose copies are not enqueued yet is left out, unless there is nothing else to run."""
+    def schedule(self, now_s: float = 0.0) -> Batch:
+        """The next step: a token for each decoding sequence, and prompt chunks as far as the budget goes. May be empty.
+        A sequence whose copies are not enqueued yet is left out, unless there is nothing else to run. now_s: on the
+        clock of Sequence.due_s."""
         grown = self._schedule_decode()
         decode = [item for item in grown if not item.sequence.moves or _is_enqueued(item.sequence)]
-        prefill = self._schedule_prefill(self.max_batch_tokens - len(decode), alone=not decode)
+        prefill = self._schedule_prefill(decode, now_s)
         return Batch(prefill, decode if decode or prefill else grown)
 
     @property
@@ -224,141 +222,85 @@ class Scheduler:
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def _schedule_prefill(self, budget: int, *, alone: bool) -> list[ScheduledSequence]:
-        """alone: the step has no decodes. A prompt whose blocks are being copied for longer than a step takes is left
-        out, unless there is nothing else to run."""
+    def _schedule_prefill(self, decode: list[ScheduledSequence], now_s: float) -> list[ScheduledSequence]:
+        """A prompt whose blocks are being copied for longer than a step takes is left out, unless there is nothing else
+        to run."""
         self._starved = None
-        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
-        if self.waiting and budget > 0:
-            if self._dated.first:
-                self._start_in_danger(prompts, budget)
-            self._start_waiting(prompts, budget)
-        near = [sequence for sequence in prompts if not sequence.moves or self._tiers.is_near(sequence)]
-        if near or not alone:
-            prompts = near
+        room = self.max_batch_tokens - len(decode)
+        room = min(room, BLIND_TOKENS) if self.budget.is_blind else room
+        prompts = self._ranked(now_s)
+        if not prompts or room <= 0:
+            return []
+        context_tokens = sum([item.end for item in decode])
+        budget_ms = self.budget.prompt_ms((one.prompt for one in prompts), len(decode), context_tokens)
         items: list[ScheduledSequence] = []
-        for _, equals in groupby(prompts, key=attrgetter("priority")):
-            for sequence, num_tokens in self._share(budget, list(equals)):
-                start = sequence.num_scheduled_tokens
-                complete = start + num_tokens == sequence.num_prefill_tokens
-                items.append(ScheduledSequence(sequence, start, num_tokens, sample=complete))
-                budget -= num_tokens
+        copied: list[Sequence] = []
+        num_seen, leaders = 0, self._leaders()
+        for one in prompts:
+            sequence = one.sequence
+            if items and (room <= 0 or not self.budget.tokens(budget_ms, one.prompt)):
+                break
+            if sequence.status is SequenceStatus.WAITING:
+                if num_seen == LOOK_AHEAD or self.follows(sequence, leaders):
+                    continue
+                num_seen += 1
+                if not self._starts(sequence):
+                    continue
+                leaders.append(sequence)
+            if sequence.moves and not self._tiers.is_near(sequence):
+                copied.append(sequence)
+                continue
+            item = self._chunk(sequence, budget_ms, room, is_first=not items)
+            items.append(item)
+            room -= item.num_tokens
+            budget_ms -= self.budget.work_ms(Prompt(item.start, item.num_tokens, inf))
+        if copied and not items and not decode:
+            return [self._chunk(copied[0], budget_ms, room, is_first=True)]
         return items
 
-    def _start_waiting(self, prompts: list[Sequence], budget: int) -> None:
-        """Starts the sequences whose turn comes in this step, in order until memory is short, and those that slip in
-        before their turn. They join `prompts`, which stays in order."""
-        passed: Sequence | None = None  # the first one whose turn does not come; memory is kept for it
-        late = set(self._dated.late)
-        everyone = self._leaders()
-        leaders = [one for one in everyone if one not in late]
-        last = late.difference(self.waiting[:1])  # the first one's turn comes however many are in time
-        order = list(self.waiting)
-        if last:
-            order = [one for one in order if one not in last] + [one for one in self._dated.late if one in last]
-        num_seen = 0
-        for sequence in order:
-            if len(self.running) >= self.max_running or num_seen == LOOK_AHEAD:
-                return
-            behind = everyone if sequence in late else leaders  # what is late goes last: it leads only its like
-            if sequence.status is not SequenceStatus.WAITING or self.follows(sequence, behind):
+    def _ranked(self, now_s: float) -> list[_Ranked]:
+        """The prompts that run or wait, in their order."""
+        ranked = []
+        for sequence in chain(self.running, islice(self.waiting, RANKED)):
+            if sequence.status is SequenceStatus.WAITING:
+                start, end = self._at_hand(sequence), sequence.num_tokens
+            elif sequence.is_prefilling:
+                start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
+            else:
                 continue
-            num_seen += 1
-            if self._tiers.restores(sequence):
-                continue
-            place = bisect_left(prompts, sequence.order, key=ORDER)
-            before = prompts if sequence in last else [one for one in prompts[:place] if one not in late]
-            if not self._has_turn(sequence, before, budget):
-                passed = passed or sequence
-                continue
-            kept = 0 if passed is None else self.block_manager.blocks_for(passed.num_tokens)
-            if self._start(sequence, self._headroom() + kept):
-                prompts.insert(place, sequence)
-                everyone.append(sequence)
-                if sequence not in late:
-                    leaders.append(sequence)
-            elif passed is None:
-                self._starved = sequence
-                return
+            prompt = Prompt(start, end - start, (sequence.due_s - now_s) * 1e3)
+            priority, arrival = sequence.order
+            key = priority, not sequence.num_output_tokens, self.budget.rank(prompt), arrival
+            ranked.append(_Ranked(key, prompt, sequence))
+        ranked.sort()
+        return ranked
+
+    def _at_hand(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed, as far as is known without looking at all."""
+        tiers, known = self._tiers, sequence.num_looked_up
+        sequence.num_looked_up = tiers.more_at_hand(sequence, known) if known >= 0 else tiers.tokens_at_hand(sequence)
+        return min(sequence.num_looked_up, sequence.num_tokens - 1)
+
+    def _starts(self, sequence: Sequence) -> bool:
+        """Gives a waiting sequence its blocks if it may have them now."""
+        if self._starved is not None or len(self.running) >= self.max_running or self._tiers.restores(sequence):
+            return False
+        if not self._start(sequence, self._headroom()):
+            self._starved = sequence
+            return False
+        return True
+
+    def _chunk(self, sequence: Sequence, budget_ms: float, room: int, *, is_first: bool) -> ScheduledSequence:
+        """The tokens of a prompt that this step computes."""
+        start = sequence.num_scheduled_tokens
+        left = sequence.num_prefill_tokens - start
+        num_tokens = self.budget.tokens(budget_ms, Prompt(start, left, inf))
+        num_tokens = min(left, room, max(num_tokens, LEAST_TOKENS if is_first else 1))
+        return ScheduledSequence(sequence, start, num_tokens, sample=num_tokens == left)
 
     def _leaders(self) -> list[Sequence]:
         """Returns the sequences whose KV is being computed here, which others may follow."""
         return [sequence for sequence in self.running if sequence.num_computed_tokens < sequence.num_prefill_tokens]
-
-    def _turns(self, now_s: float, took: TimedSteps) -> _Dated:
-        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
-        both = (*prompts, *self.waiting)
-        dated = [one for one in both if one.due_s < inf and not one.num_output_tokens]
-        self._has_dated = bool(dated)
-        step_s = took.attentive_s(self.max_batch_tokens, 0)
-        if not dated or not 0.0 < step_s < inf:
-            return _NOBODY
-        highest = max(sequence.priority for sequence in (*prompts, *self.waiting[:1]))
-        dated = sorted((one for one in dated if one.priority == highest), key=attrgetter("due_s"))
-        coming = ComingBlocks()
-        dues: list[Due] = []
-        for place, sequence in enumerate(dated):
-            start, end = self._span(sequence, coming, is_near=place < LOOK_AHEAD)
-            due = Due(took.attentive_s(end - start, prefill_pairs(start, end)), sequence.due_s - now_s)
-            computed = min(start, sequence.num_computed_tokens) if sequence.block_table else start
-            coming.add(sequence.sequence_hashes, computed // self.block_manager.block_size, due)
-            dues.append(due)
-        order = turns(dues, step_s)
-        return _Dated([dated[i] for i in order.first], [dated[i] for i in order.late])
-
-    def _span(self, sequence: Sequence, coming: ComingBlocks, *, is_near: bool) -> tuple[int, int]:
-        """Which tokens of its prompt a sequence has still to compute, [start, end), after those that are due sooner."""
-        if sequence.status is not SequenceStatus.WAITING:
-            return sequence.num_scheduled_tokens, sequence.num_prefill_tokens
-        tiers, size = self._tiers, self.block_manager.block_size
-        if is_near or sequence.num_looked_up < 0:
-            sequence.num_looked_up = tiers.tokens_at_hand(sequence)
-        else:
-            sequence.num_looked_up = tiers.more_at_hand(sequence, sequence.num_looked_up)
-        at_hand, hashes = sequence.num_looked_up, sequence.sequence_hashes
-        end = min(len(hashes), (sequence.num_tokens - 1) // size)  # the last token is always computed
-        return max(at_hand, coming.start(hashes, at_hand // size, end) * size), sequence.num_tokens
-
-    def _start_in_danger(self, prompts: list[Sequence], budget: int) -> None:
-        """Starts sequences that would be late if others had this step. They join `prompts`, which stays in order."""
-        late = set(self._dated.late)
-        leaders = [one for one in self._leaders() if one not in late]
-        for sequence in self._dated.first:
-            if budget <= 0 or len(self.running) >= self.max_running:
-                return
-            if sequence.status is SequenceStatus.WAITING:
-                if self.follows(sequence, leaders):
-                    continue
-                passed = self.waiting[0]
-                if self._needs_place(passed) and not self._tiers.restores(passed):
-                    return
-                kept = 0 if passed is sequence else self.block_manager.blocks_for(passed.num_tokens)
-                if self._tiers.restores(sequence) or not self._start(sequence, self._headroom() + kept):
-                    continue
-                insort(prompts, sequence, key=ORDER)
-                leaders.append(sequence)
-            budget -= _left(sequence)
-
-    def _needs_place(self, passed: Sequence) -> bool:
-        """Whether the last place is for the first one that waits: it is in no danger, and all that run have passed
-        it."""
-        if len(self.running) + 1 < self.max_running or passed in self._dated.first:
-            return False
-        return not self.running or passed.order < self.running[0].order
-
-    def _share(self, budget: int, prompts: list[Sequence]) -> Iterator[tuple[Sequence, int]]:
-        """How many tokens each of some prompts of equal priority gets, in order."""
-        first, late = ([prompts.index(one) for one in part if one in prompts] for part in self._dated)
-        shares = share_by_turns(budget, list(map(_left, prompts)), Turns(first, late))
-        return ((sequence, share) for sequence, share in zip(prompts, shares, strict=True) if share)
-
-    def _has_turn(self, sequence: Sequence, before: list[Sequence], budget: int) -> bool:
-        if sum(map(_left, before)) < budget:
-            return True
-        first = before[0]
-        return first.priority == sequence.priority and slips_in(
-            sequence.num_tokens - self._tiers.cached_tokens(sequence), _left(first)
-        )
 
     def _start(self, sequence: Sequence, keep_available: int) -> bool:
         if not self.block_manager.allocate(sequence, keep_available=keep_available):
@@ -423,8 +365,3 @@ class Scheduler:
 
 def _is_enqueued(sequence: Sequence) -> bool:
     return all(move.is_enqueued() for move in sequence.moves)
-
-
-def _left(sequence: Sequence) -> int:
-    """Tokens of its prompt that are in no step yet."""
-    return sequence.num_prefill_tokens - sequence.num_scheduled_tokens

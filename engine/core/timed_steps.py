@@ -1,62 +1,55 @@
-"""What a step computes, and how long a few of them took: the planner fits its step model to these. How long a prompt
-takes, about: restoring it from the disk has to be sooner."""
+"""What a step computes, how long steps take, and what a few of them took, for router and planner."""
 
 from math import inf
 
 from baton_proto.discovery import TimedStep
 from engine.sequences.batch import Batch
-from runtime.config.step_times import token_pairs
+from runtime.config.step_fit import FittedSteps
+from runtime.config.step_times import StepTimes, token_pairs
 
 KEPT = 16  # from one `take` to the next
-DECAY = 0.9  # of what prompts took, with each step
-PAIR_TOKENS = 6e-5  # what attention to one token costs, as part of computing one: of an 8B model, see StepTimes
+FIT_S = 1.0  # so often at most the times are fitted: a fit takes half a millisecond
 
 
 def timed_step(batch: Batch, step_ms: float) -> TimedStep:
     """What the batch computes, and how long that took."""
-    tokens, pairs = prompt_work_of(batch)
-    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), step_ms)
-
-
-def prompt_work_of(batch: Batch) -> tuple[int, float]:
-    """Prompt tokens and their pairs."""
     tokens = sum([item.num_tokens for item in batch.prefill])
-    return tokens, sum([token_pairs(item.start, item.num_tokens) for item in batch.prefill])
+    pairs = sum([token_pairs(item.start, item.num_tokens) for item in batch.prefill])
+    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), step_ms)
 
 
 class TimedSteps:
     """Engine thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: StepTimes) -> None:
+        """`profile`: what steps are expected to take until enough were timed."""
+        self._fitted = FittedSteps(profile)
+        self._fitted_s = 0.0
         self._steps: list[TimedStep] = []
-        # Of steps that were mostly prompts, the last ones above all.
-        self._prompt_tokens = self._prompt_pairs = self._prompt_ms = 0.0
         self._last_ms = 0.0
 
-    def add(self, batch: Batch, step_ms: float) -> None:
-        tokens, pairs = prompt_work_of(batch)
-        self.note(tokens, pairs, len(batch.decode), step_ms)
-        if len(self._steps) < KEPT:
-            self._steps.append(timed_step(batch, step_ms))
-
-    def note(self, num_tokens: int, num_pairs: float, num_decodes: int, step_ms: float) -> None:
-        """Takes the time of a step."""
+    def add(self, batch: Batch, step_ms: float, now_s: float) -> TimedStep:
+        step = timed_step(batch, step_ms)
         self._last_ms = step_ms
-        if num_tokens > num_decodes:
-            self._prompt_tokens = DECAY * self._prompt_tokens + num_tokens
-            self._prompt_pairs = DECAY * self._prompt_pairs + num_pairs
-            self._prompt_ms = DECAY * self._prompt_ms + step_ms
+        self._fitted.add(step)
+        if not 0.0 <= now_s - self._fitted_s < FIT_S and self._fitted.refit():
+            self._fitted_s = now_s
+        if len(self._steps) < KEPT:
+            self._steps.append(step)
+        return step
+
+    @property
+    def times(self) -> StepTimes:
+        return self._fitted.times
+
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether `times` follow from steps with prompts."""
+        return self._fitted.seen[0]
 
     def prompt_s(self, num_tokens: int) -> float:
-        """How long so many prompt tokens take, about; infinite while nobody knows."""
-        return num_tokens * self._prompt_ms / self._prompt_tokens / 1e3 if self._prompt_tokens else inf
-
-    def attentive_s(self, num_tokens: int, num_pairs: float) -> float:
-        """Like prompt_s(), with the attention of just these tokens."""
-        if not self._prompt_tokens:
-            return inf
-        work = self._prompt_tokens + PAIR_TOKENS * self._prompt_pairs
-        return (num_tokens + PAIR_TOKENS * num_pairs) * self._prompt_ms / work / 1e3
+        """How long so many prompt tokens take, about, without their attention; infinite while nobody knows."""
+        return num_tokens * self.times.prefill_token_ms / 1e3 if self.knows_prompts else inf
 
     def last_s(self) -> float:
         """How long the last step took."""

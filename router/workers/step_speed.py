@@ -1,15 +1,11 @@
 """How fast each worker is: the step-time model, fitted to the steps that its load reports time, and what it measured
 of restoring KV.
 
-Until a worker has reported RECENT steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
+Until a worker has reported some steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
 and without any of these as the profile: because all known workers may be slower than the profile, an unknown one must
-not look faster than they are. When the last RECENT steps of a kind take CHANGED times as long as expected, or as short,
-the worker has changed: the earlier ones are forgotten, and until ENOUGH new ones are there, the coefficients are those
-from before, so many times. In a step that does both, prompts took what the decodes did not take by the model. Event
-loop only.
+not look faster than they are. Event loop only.
 """
 
-from collections import deque
 from typing import Final
 
 import numpy as np
@@ -17,70 +13,20 @@ from msgspec.structs import astuple
 
 from baton_proto.discovery import LoadReport
 from router.workers.load import LoadLedger
-from runtime.config.step_fit import ENOUGH, fitted, ratios
+from runtime.config.step_fit import FittedSteps
 from runtime.config.step_times import StepTimes
 from runtime.discovery.worker_key import WorkerKey
 
-WINDOW: Final = 128  # steps kept of each kind
-REFIT_AFTER: Final = 16  # new steps
-RECENT: Final = 16  # steps of a kind
-CHANGED: Final = 1.3
 USUAL_S: Final = 1.0  # so often at most it is seen how fast workers usually are
 USUAL_CHANGED: Final = 0.02  # relative: less is no news
 TYPICAL: Final = (2048, 2.1e6, 32, 64e3)  # a step: prompt tokens, their pairs, sequences, tokens of their context
-
-
-class _Steps:
-    __slots__ = ("decode", "known", "new", "prefill", "profile", "times")
-
-    def __init__(self, times: StepTimes) -> None:
-        self.prefill: deque[list[float]] = deque(maxlen=WINDOW)  # rows as step_fit has them
-        self.decode: deque[list[float]] = deque(maxlen=WINDOW)
-        self.new = 0
-        self.known = False  # `times` are of a fit to mostly the same rows
-        self.profile = self.times = times
-
-    def notice_change(self) -> None:
-        """Keeps of each kind what the worker has reported since it became faster or slower."""
-        slower = [1.0, 1.0]
-        for kind, rows in enumerate((self.prefill, self.decode)):
-            found = ratios(list(rows)[-RECENT:], self.times)
-            ratio = float(np.median(found)) if len(found) == RECENT else 1.0
-            if not 1 / CHANGED < ratio < CHANGED:
-                slower[kind] = ratio
-                for _ in range(len(rows) - RECENT):
-                    rows.popleft()
-        if slower != [1.0, 1.0]:
-            scaled = [ms * slower[place // 3] for place, ms in enumerate(astuple(self.times))]
-            self.profile, self.known = StepTimes(*scaled), False
-
-    def fit(self) -> None:
-        self.times = fitted(list(self.prefill), list(self.decode), self.profile, self.times if self.known else None)
-        self.known = max(len(self.prefill), len(self.decode)) >= ENOUGH
-
-    @property
-    def seen(self) -> tuple[bool, bool]:
-        """Whether its steps with prompts and its decodes are enough to say anything."""
-        return len(self.prefill) >= RECENT, len(self.decode) >= RECENT
-
-    def expect(self, usual: StepTimes) -> None:
-        """It is expected to take as long as is usual for what it has not shown."""
-        self.profile, self.times = self._shown(self.profile, usual), self._shown(self.times, usual)
-
-    def shown(self, otherwise: StepTimes) -> StepTimes:
-        """Its times for the kinds of steps that it has shown."""
-        return self._shown(self.times, otherwise)
-
-    def _shown(self, own: StepTimes, otherwise: StepTimes) -> StepTimes:
-        prefill, decode = self.seen
-        return StepTimes(*(own if prefill else otherwise).prefill, *(own if decode else otherwise).decode)
 
 
 class StepSpeeds:
     def __init__(self, ledger: LoadLedger, profile: StepTimes) -> None:
         self._ledger = ledger
         self._profile = profile
-        self._steps: dict[WorkerKey, _Steps] = {}
+        self._steps: dict[WorkerKey, FittedSteps] = {}
         self._unseen: set[WorkerKey] = set()  # those that have not shown both kinds of steps
         self._usual = profile
         self._usual_us = 0  # when it was seen, by the ledger's clock
@@ -93,20 +39,12 @@ class StepSpeeds:
         self._ledger.learn_restoring(key, report.host_token_ms, report.disk_token_ms)
         steps = self._steps.get(key)
         if steps is None:
-            steps = self._steps[key] = _Steps(self._profile)
+            steps = self._steps[key] = FittedSteps(self._profile)
             self._unseen.add(key)
             self._expect_usual(key)
         for step in report.steps:
-            decode_ms = steps.times.decode_ms(step.sequences, step.context_tokens) if step.sequences else 0.0
-            if step.prompt_tokens and step.step_ms > decode_ms:
-                steps.prefill.append([step.prompt_tokens, step.prompt_pairs, step.step_ms - decode_ms])
-            elif step.sequences and not step.prompt_tokens and step.step_ms > 0:
-                steps.decode.append([1.0, step.sequences, step.context_tokens, step.step_ms])
-            steps.new += 1
-        if steps.new >= REFIT_AFTER and max(len(steps.prefill), len(steps.decode)) >= RECENT:
-            steps.new = 0
-            steps.notice_change()
-            steps.fit()
+            steps.add(step)
+        if steps.refit():
             self._ledger.learn(key, steps.times)
             self._has_news = True
             if all(steps.seen):

@@ -8,10 +8,13 @@ The formulas are those of step_times.py. A fit has two steps:
    determine the coefficients; the profile, at the measured speed, therefore joins as PRIOR samples.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import combinations
+from typing import Final
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from baton_proto.discovery import TimedStep
@@ -25,6 +28,11 @@ PRIOR = 5.0  # number of samples that the profile counts as
 ROUNDS = 3  # of weighing and solving
 HUBER = 1.5  # multiple of the median error beyond which a sample counts less
 UNDER_FLOOR = 0.7  # prompts expected to take less than this share of the floor measure the floor
+
+WINDOW: Final = 128  # steps kept of each kind
+REFIT_AFTER: Final = 16  # new steps
+RECENT: Final = 16  # steps of a kind
+CHANGED: Final = 1.3
 
 # Points [n, pairs] and [1, B, K] at which the profile joins the fit.
 PREFILL_POINTS = np.array([[256, 32e3], [2048, 2.1e6], [2048, 14.7e6], [8192, 33.6e6]])
@@ -61,6 +69,74 @@ def fitted(
     if len(decode) >= ENOUGH:
         decode_times = _fitted_decode(np.array(decode), np.array(decode_times), starts[1])
     return StepTimes(*prefill_times, *decode_times)
+
+
+class FittedSteps:
+    """The times of one worker's steps, fitted to the last ones. When the last RECENT steps of a kind take CHANGED times
+    as long as expected, or as short, the worker has changed: the earlier ones are forgotten, and until ENOUGH new ones
+    are there, the coefficients are those from before, so many times. In a step that does both, prompts took what the
+    decodes beside them did not take by the model."""
+
+    __slots__ = ("_decode", "_is_known", "_new", "_prefill", "_profile", "times")
+
+    def __init__(self, profile: StepTimes) -> None:
+        self._prefill: deque[list[float]] = deque(maxlen=WINDOW)  # rows as `fitted` has them
+        self._decode: deque[list[float]] = deque(maxlen=WINDOW)
+        self._new = 0
+        self._is_known = False  # `times` are of a fit to mostly the same rows
+        self._profile = self.times = profile
+
+    def add(self, step: TimedStep) -> None:
+        if step.prompt_tokens:
+            beside_ms = self.times.beside_ms(step.sequences, step.context_tokens)
+            if step.step_ms > beside_ms:
+                self._prefill.append([step.prompt_tokens, step.prompt_pairs, step.step_ms - beside_ms])
+        elif step.sequences and step.step_ms > 0:
+            self._decode.append([1.0, step.sequences, step.context_tokens, step.step_ms])
+        self._new += 1
+
+    def refit(self) -> bool:
+        """Returns whether there were enough new steps."""
+        if self._new < REFIT_AFTER or not any(self.seen):
+            return False
+        self._new = 0
+        self._notice_change()
+        self.times = fitted(
+            list(self._prefill), list(self._decode), self._profile, self.times if self._is_known else None
+        )
+        self._is_known = max(len(self._prefill), len(self._decode)) >= ENOUGH
+        return True
+
+    @property
+    def seen(self) -> tuple[bool, bool]:
+        """Whether its steps with prompts and its decodes are enough to say anything."""
+        return len(self._prefill) >= RECENT, len(self._decode) >= RECENT
+
+    def expect(self, usual: StepTimes) -> None:
+        """It is expected to take as long as is usual for what it has not shown."""
+        self._profile, self.times = self._shown(self._profile, usual), self._shown(self.times, usual)
+
+    def shown(self, otherwise: StepTimes) -> StepTimes:
+        """Its times for the kinds of steps that it has shown."""
+        return self._shown(self.times, otherwise)
+
+    def _shown(self, own: StepTimes, otherwise: StepTimes) -> StepTimes:
+        prefill, decode = self.seen
+        return StepTimes(*(own if prefill else otherwise).prefill, *(own if decode else otherwise).decode)
+
+    def _notice_change(self) -> None:
+        """Keeps of each kind what has come since the worker became faster or slower."""
+        slower = [1.0, 1.0]
+        for kind, rows in enumerate((self._prefill, self._decode)):
+            found = ratios(list(rows)[-RECENT:], self.times)
+            ratio = float(np.median(found)) if len(found) == RECENT else 1.0
+            if not 1 / CHANGED < ratio < CHANGED:
+                slower[kind] = ratio
+                for _ in range(len(rows) - RECENT):
+                    rows.popleft()
+        if slower != [1.0, 1.0]:
+            scaled = [ms * slower[place // 3] for place, ms in enumerate(astuple(self.times))]
+            self._profile, self._is_known = StepTimes(*scaled), False
 
 
 def errors(prefill: list[list[float]], decode: list[list[float]], times: StepTimes) -> tuple[Vector, Vector]:

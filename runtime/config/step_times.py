@@ -1,7 +1,8 @@
 """The duration of an engine step: formulas that the mock engine, the planner and the simulator share.
 
 A step that computes n prompt tokens takes max(floor, token * n + pair * pairs). A step in which B sequences with K
-tokens of context in all decode takes floor + sequence * B + token * K. A step that does both takes the sum.
+tokens of context in all decode takes floor + sequence * B + token * K. A step that does both takes the sum without the
+second floor, because it reads the weights once.
 """
 
 from typing import Final
@@ -22,7 +23,7 @@ def prefill_time(floor: float, token: float, pair: float, tokens: float, pairs: 
 
 
 def decode_time(floor: float, sequence: float, token: float, sequences: float, context_tokens: float) -> float:
-    """The result has the unit of the three coefficients. numba compiles it, too."""
+    """The result has the unit of the three coefficients; `floor` 0: beside prompts. numba compiles it, too."""
     return floor + sequence * sequences + token * context_tokens
 
 
@@ -56,10 +57,15 @@ class StepTimes(Struct, frozen=True, forbid_unknown_fields=True):
     def decode_ms(self, sequences: float, context_tokens: float) -> float:
         return decode_time(*self.decode, sequences, context_tokens)
 
+    def beside_ms(self, sequences: float, context_tokens: float) -> float:
+        """What the decodes of a step with prompts take."""
+        return decode_time(0.0, self.decode_sequence_ms, self.decode_token_ms, sequences, context_tokens)
+
     def step_ms(self, tokens: float, pairs: float, sequences: float, context_tokens: float) -> float:
         """The duration of a step that computes prompts, decodes, or does both."""
-        prefill_ms = self.prefill_ms(tokens, pairs) if tokens else 0.0
-        return prefill_ms + (self.decode_ms(sequences, context_tokens) if sequences else 0.0)
+        if tokens:
+            return self.prefill_ms(tokens, pairs) + self.beside_ms(sequences, context_tokens)
+        return self.decode_ms(sequences, context_tokens) if sequences else 0.0
 
 
 USUAL: Final = StepTimes()

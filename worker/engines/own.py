@@ -103,6 +103,8 @@ def _engine(
         max_batch_tokens=config.engine.max_batch_tokens,
         max_running=config.engine.max_running,
         eos_token_ids=files.eos_token_ids,
+        targets=config.planner.targets,
+        step_times=config.step_times,
         clock=clock,
     )
 

@@ -15,6 +15,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.timed_steps import TimedSteps
 from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
+from runtime.config.step_times import StepTimes
 from tests.engine.blocks.block_machine import allocated, compute, served
 from tests.engine.blocks.fake_tiers import Disk, LateSlots, Slots
 from tests.engine.core.test_scheduler import names, step
@@ -237,18 +238,12 @@ def test_a_reservation_that_was_cancelled_waits_for_the_disk_no_more(waits: Wait
     assert not waits.manager.cache.copies.held
 
 
-def test_how_long_a_prompt_takes_is_known_from_steps_that_were_mostly_prompts() -> None:
-    steps = TimedSteps()
+def test_how_long_a_prompt_takes_is_known_from_enough_steps_with_prompts() -> None:
+    steps, now_s = TimedSteps(StepTimes()), 0.0
     assert steps.prompt_s(100) == float("inf")
-
-    def batch(num_prompt: int, num_decode: int) -> object:
-        prefill = [SimpleNamespace(num_tokens=num_prompt, start=0)] if num_prompt else []
-        decode = [SimpleNamespace(end=5)] * num_decode
-        return SimpleNamespace(num_tokens=num_prompt + num_decode, prefill=prefill, decode=decode)
-
-    steps.add(batch(4, 8), 1e6)  # type: ignore[arg-type]
-    steps.add(batch(50, 8), 10.0)  # type: ignore[arg-type]
-    assert steps.prompt_s(100) == pytest.approx(0.02)
-    for _ in range(50):
-        steps.add(batch(50, 0), 100.0)  # type: ignore[arg-type]
-    assert steps.prompt_s(100) == pytest.approx(0.2, rel=0.01)
+    for ms in (10.0, 100.0):
+        for _ in range(160):
+            batch = SimpleNamespace(prefill=[SimpleNamespace(num_tokens=1000, start=0)], decode=[])
+            now_s += ms / 1e3
+            steps.add(batch, ms, now_s)  # type: ignore[arg-type]
+        assert steps.prompt_s(1000) == pytest.approx(ms / 1e3, rel=0.1)

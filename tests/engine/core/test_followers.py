@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from engine.core.engine import Engine
-from engine.core.prefill_budget import LEAST_LED, MUCH_SHORTER, RIGHT_OF_FIRST
+from engine.core.prefill_budget import LEAST_LED, MUCH_SHORTER
 from engine.sequences.sequence import Sequence, SequenceStatus
 from tests.engine.kv_oracle import FakeRunner, make_engine, make_sequence, sequential_answer
 
@@ -44,7 +44,7 @@ def assert_exact(work: list[Sequence], outputs: dict[str, list[int]]) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("max_batch_tokens", [100, 600, 2000, 8192])
+@pytest.mark.parametrize("max_batch_tokens", [128, 600, 2000, 8192])
 def test_32_siblings_compute_their_new_prefix_once(max_batch_tokens: int, depth: int) -> None:
     engine, _ = engine_of(max_batch_tokens, depth)
     work = siblings(32)
@@ -70,6 +70,7 @@ def test_who_follows_goes_on_as_soon_as_the_common_part_is_computed() -> None:
     first, second = siblings(2)
     longer = make_sequence("longer", first.token_ids + [1] * 400)
     engine.add(longer)
+    engine.step()
     engine.add(second)
     while second.status is SequenceStatus.WAITING:
         engine.step()
@@ -172,17 +173,17 @@ def test_who_needs_log_probabilities_of_its_prompt_follows_nobody() -> None:
 def check(engine: Engine, before: dict[Sequence, int], started: list[Sequence]) -> None:
     """`before`: what each had left before the step was scheduled. By token lists, not by hashes."""
     scheduler = engine.scheduler
-    least = min(LEAST_LED, scheduler.max_batch_tokens // RIGHT_OF_FIRST)
+    least = min(LEAST_LED, scheduler.max_batch_tokens // 4)
     for sequence in started:
         for leader, left in before.items():
-            if leader.order < sequence.order and leader.status is SequenceStatus.RUNNING:
+            if leader.priority >= sequence.priority and leader.status is SequenceStatus.RUNNING:
                 led = common_tokens(leader, sequence, engine.block_manager.block_size) - sequence.num_computed_tokens
                 own = sequence.num_prefill_tokens - sequence.num_computed_tokens
                 twice = led if leader.num_computed_tokens < led + sequence.num_computed_tokens else 0
                 assert twice <= least or own * MUCH_SHORTER <= left, f"{sequence} computes what {leader} does"
     for sequence in scheduler.waiting:
         if (leader := sequence.leader) is not None and leader.status is SequenceStatus.RUNNING:
-            assert leader.order < sequence.order
+            assert leader.priority >= sequence.priority
             assert common_tokens(leader, sequence, engine.block_manager.block_size) >= sequence.num_led_tokens
 
 
@@ -226,10 +227,10 @@ def test_nobody_computes_what_an_earlier_one_is_computing_and_all_come_to_the_en
     outputs: dict[str, list[int]] = {sequence.request_id: [] for sequence in sequences.values()}
     schedule = engine.scheduler.schedule
 
-    def checked():  # type: ignore[no-untyped-def]
+    def checked(now_s: float):  # type: ignore[no-untyped-def]
         running = engine.scheduler.running
         before = {s: s.num_prefill_tokens - s.num_scheduled_tokens for s in running if s.is_prefilling}
-        batch = schedule()
+        batch = schedule(now_s)
         check(engine, before, [s for s in running if s.is_prefilling and s not in before])
         return batch
 

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
-from engine.core.prefill_budget import share_out
+from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS
 from engine.core.scheduler import LOOK_AHEAD, DeadEnd, Scheduler
-from engine.core.timed_steps import TimedSteps
 from engine.sequences.batch import Batch
 from engine.sequences.sequence import Sequence, SequenceStatus
+from runtime.config.step_times import StepTimes
+from runtime.step_rule import AGING
 from tests.engine.kv_oracle import (
     EventReplica,
     FakeRunner,
@@ -35,9 +36,9 @@ def make_scheduler(num_blocks: int, *, max_batch_tokens: int = 64, max_running: 
     return Scheduler(manager, max_batch_tokens=max_batch_tokens, max_running=max_running)
 
 
-def step(scheduler: Scheduler) -> Batch:
+def step(scheduler: Scheduler, now_s: float = 0.0) -> Batch:
     """Schedules and pretends that the model ran; every sampled token is a fresh one."""
-    batch = scheduler.schedule()
+    batch = scheduler.schedule(now_s)
     for item in batch.items:
         item.sequence.num_computed_tokens = item.end
         scheduler.block_manager.commit(item.sequence)
@@ -46,6 +47,14 @@ def step(scheduler: Scheduler) -> Batch:
     assert scheduler.check_integrity() == []
     assert scheduler.block_manager.check_integrity() == []
     return batch
+
+
+SLOW = StepTimes(0.0, 1.0, 0.0, 0.0, 1.0, 0.0)  # a token of a prompt or of an answer takes a ms
+
+
+def due(sequence: Sequence, due_s: float) -> Sequence:
+    sequence.due_s = due_s
+    return sequence
 
 
 def names(batch: Batch) -> tuple[list[str], list[str]]:
@@ -76,21 +85,79 @@ def test_higher_priority_overtakes_a_prompt_that_is_under_way() -> None:
     scheduler.add(distinct("late", 6))
     scheduler.add(distinct("urgent", 6, priority=1))
     batch = step(scheduler)
-    assert names(batch) == (["urgent", "a"], [])
+    assert names(batch) == (["urgent", "late"], [])
     assert [item.num_tokens for item in batch.prefill] == [6, 2]
 
 
-def test_a_much_shorter_prompt_slips_in_beside_a_long_one_that_keeps_a_quarter_of_each_step() -> None:
+def test_a_shorter_prompt_goes_before_a_long_one_that_is_under_way() -> None:
     scheduler = make_scheduler(64, max_batch_tokens=8)
     scheduler.add(distinct("long", 60))
     step(scheduler)
     scheduler.add(distinct("short", 7))
     batch = step(scheduler)
-    assert names(batch) == (["long", "short"], [])
-    assert [item.num_tokens for item in batch.prefill] == [2, 6]
-    batch = step(scheduler)
-    assert [item.num_tokens for item in batch.prefill] == [7, 1], "what the short one leaves is the long one's"
-    assert [item.sample for item in batch.prefill] == [False, True]
+    assert [(item.sequence.request_id, item.num_tokens, item.sample) for item in batch.prefill] == [
+        ("short", 7, True),
+        ("long", 1, False),
+    ]
+
+
+def test_a_prompt_that_has_waited_goes_before_shorter_ones_that_come_later() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=64)
+    scheduler.budget.times = SLOW
+    long = due(distinct("long", 300), 1.0)
+    scheduler.add(long)
+    newcomers, now_s = itertools.count(), 0.0
+    while long.num_computed_tokens < 300:
+        short = due(distinct(chr(200 + next(newcomers)), 60), now_s + 1.0)
+        scheduler.add(short)
+        batch = step(scheduler, now_s)
+        now_s += sum(item.num_tokens for item in batch.prefill) / 1e3
+        for item in batch.prefill:
+            if item.sample and item.sequence is not long:
+                scheduler.finish(item.sequence)
+    assert now_s < 0.3 / AGING + 0.3 + 0.06 * 2, "it waits at most its own time divided by AGING, then runs"
+
+
+def test_a_prompt_with_an_earlier_due_time_counts_as_if_it_had_come_earlier() -> None:
+    scheduler = make_scheduler(256, max_batch_tokens=64)
+    scheduler.budget.times = SLOW
+    scheduler.add(due(distinct("usual", 200), 1.0))
+    scheduler.add(due(distinct("hurried", 250), 0.2))
+    assert names(step(scheduler))[0] == ["hurried"]
+
+
+def test_a_step_beside_answers_lasts_as_long_as_their_target_and_longer_when_prompts_would_be_late() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=500)
+    scheduler.budget.times = SLOW
+    scheduler.add(distinct("answer", 4))
+    step(scheduler)
+    scheduler.add(due(distinct("long", 400), 10.0))
+    assert step(scheduler).prefill[0].num_tokens == 50 - 1, "a ms each, beside one of the answer"
+    for _ in range(8):
+        scheduler.budget.landed(10.0, 1)
+    assert step(scheduler).prefill[0].num_tokens == 50 - 1
+    assert step(scheduler, 9.9).prefill[0].num_tokens == 90 - 1, "it will be late, and readers have saved 320 ms"
+
+
+def test_prompts_alone_take_long_steps() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=500)
+    scheduler.budget.times = SLOW
+    scheduler.add(distinct("long", 400))
+    assert step(scheduler).num_tokens == 100
+
+
+def test_the_first_prompt_gets_some_tokens_however_slow_the_device_is() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=500)
+    scheduler.budget.times = StepTimes(0.0, 1e6, 0.0, 0.0, 1.0, 0.0)
+    scheduler.add(distinct("long", 400))
+    assert step(scheduler).num_tokens == LEAST_TOKENS
+
+
+def test_steps_are_short_while_nobody_knows_how_long_prompts_take() -> None:
+    scheduler = make_scheduler(1024, max_batch_tokens=3000)
+    scheduler.budget.is_blind = True
+    scheduler.add(distinct("long", 2000))
+    assert step(scheduler).num_tokens == BLIND_TOKENS
 
 
 def test_prompts_that_are_alike_come_one_after_the_other_so_that_the_second_finds_what_the_first_computed() -> None:
@@ -114,45 +181,12 @@ def test_a_short_prompt_whose_prefix_is_cached_counts_as_short() -> None:
     scheduler.add(distinct("long", 60))
     step(scheduler)
     scheduler.add(make_sequence("b", [*shared, 2]))
-    assert names(step(scheduler))[0] == ["long", "b"]
-
-
-def steps_of(ms_per_token: float) -> TimedSteps:
-    took = TimedSteps()
-    took.note(1000, 0, 0, 1000 * ms_per_token)
-    return took
-
-
-def test_a_prompt_that_would_be_late_goes_before_those_that_came_first() -> None:
-    scheduler = make_scheduler(256, max_batch_tokens=64)
-    scheduler.add(distinct("first", 200))
-    scheduler.add(distinct("second", 150))
-    step(scheduler)
-    urgent, took = distinct("urgent", 128), steps_of(1.0)
-    urgent.due_s = 0.15
-    scheduler.add(urgent)
-    scheduler.look_ahead(0.0, took)
-    assert [(item.sequence.request_id, item.num_tokens) for item in step(scheduler).prefill] == [
-        ("first", 2),
-        ("urgent", 62),
-    ]
-    urgent.due_s = 10.0
-    scheduler.look_ahead(0.1, took)
-    assert [item.num_tokens for item in step(scheduler).prefill if item.sequence.request_id == "first"] == [16]
-
-
-def test_a_prompt_in_danger_may_be_the_only_one_that_waits() -> None:
-    scheduler = make_scheduler(256, max_batch_tokens=64)
-    urgent, took = distinct("urgent", 128), steps_of(1.0)
-    urgent.due_s = 0.15
-    scheduler.add(urgent)
-    scheduler.look_ahead(0.0, took)
-    assert names(step(scheduler))[0] == ["urgent"]
+    assert names(step(scheduler))[0] == ["b", "long"]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_prompts_come_to_their_ends_whichever_first_tokens_are_due(seed: int) -> None:
-    source, took = random.Random(seed), steps_of(1.0)
+    source = random.Random(seed)
     scheduler = make_scheduler(64, max_batch_tokens=source.choice([8, 64]), max_running=source.choice([1, 2, 16]))
     left, now_s = {f"{number}": source.randint(1, 120) for number in range(40)}, 0.0
     coming = list(left.items())
@@ -163,8 +197,7 @@ def test_prompts_come_to_their_ends_whichever_first_tokens_are_due(seed: int) ->
             sequence = make_sequence(name, range(first, first + length), max_tokens=1)
             sequence.due_s = now_s + source.choice([-1.0, 0.02, 0.2, 2.0, math.inf])
             scheduler.add(sequence)
-        scheduler.look_ahead(now_s, took)
-        for item in step(scheduler).prefill:
+        for item in step(scheduler, now_s).prefill:
             now_s += item.num_tokens / 1e3
             if item.sample:
                 scheduler.finish(item.sequence)
@@ -174,176 +207,7 @@ def test_prompts_come_to_their_ends_whichever_first_tokens_are_due(seed: int) ->
     raise AssertionError(f"did not come to an end: {left}")
 
 
-@pytest.mark.parametrize("max_running", [1, 2, 4])
-def test_prompts_in_danger_leave_a_place_for_the_first_one_that_waits(max_running: int) -> None:
-    """However many come: each would take the place that another one leaves."""
-    scheduler = make_scheduler(1024, max_batch_tokens=64, max_running=max_running)
-    patient, took, now_s = distinct("patient", 100), steps_of(1.0), 0.0
-    scheduler.add(patient)
-    numbers = itertools.count()
-    for _ in range(300):
-        while len(scheduler.waiting) < 10:
-            urgent = distinct(f"{chr(200 + next(numbers))}", 32)
-            urgent.due_s = now_s + 0.1
-            scheduler.add(urgent)
-        scheduler.look_ahead(now_s, took)
-        for item in step(scheduler).prefill:
-            now_s += item.num_tokens / 1e3
-            if item.sample and item.sequence is not patient:
-                scheduler.finish(item.sequence)
-        if patient.num_computed_tokens >= 100:
-            return
-    raise AssertionError(f"{patient.num_computed_tokens} of its 100 tokens are computed")
-
-
-def test_prompts_in_danger_take_the_last_place_too_while_an_earlier_one_runs() -> None:
-    scheduler, took = make_scheduler(1024, max_batch_tokens=64, max_running=2), steps_of(1.0)
-    scheduler.add(distinct("running", 60))
-    step(scheduler)
-    scheduler.add(distinct("waiting", 60))
-    urgent = distinct("urgent", 60)
-    urgent.due_s = 0.07
-    scheduler.add(urgent)
-    scheduler.look_ahead(0.0, took)
-    assert names(step(scheduler)) == (["urgent"], ["running"])
-
-
-def test_a_prompt_that_is_late_anyway_goes_last_and_still_comes_to_an_end() -> None:
-    scheduler = make_scheduler(256, max_batch_tokens=64)
-    late, took = distinct("late", 100), steps_of(1.0)
-    late.due_s = 0.05
-    scheduler.add(late)
-    scheduler.add(distinct("other", 100))
-    computed: list[tuple[str, int]] = []
-    while late.num_computed_tokens < 100:
-        scheduler.look_ahead(0.0, took)
-        computed += [(item.sequence.request_id, item.num_tokens) for item in step(scheduler).prefill]
-    assert computed[:2] == [("late", 2), ("other", 62)]
-    assert sum(tokens for name, tokens in computed if name == "other") == 100
-
-
-def test_a_late_prompt_comes_to_its_end_however_many_newcomers_are_in_time() -> None:
-    scheduler = make_scheduler(1024, max_batch_tokens=64)
-    scheduler.add(distinct("running", 60))
-    step(scheduler)
-    late, took = distinct("late", 100), steps_of(1.0)
-    late.due_s = 0.05
-    scheduler.add(late)
-    newcomers = (
-        make_sequence(f"{first}", range(first, first + 40), max_tokens=1) for first in itertools.count(1000, 40)
-    )
-    for _ in range(300):
-        while len(scheduler.waiting) < 30:
-            scheduler.add(next(newcomers))
-        scheduler.look_ahead(0.0, took)
-        for sequence in [item.sequence for item in step(scheduler).prefill if item.sample]:
-            if sequence is not late:
-                scheduler.finish(sequence)
-        if late.num_computed_tokens >= 100:
-            return
-    raise AssertionError(f"{late.num_computed_tokens} of its 100 tokens are computed")
-
-
-def test_an_answer_that_has_begun_is_not_late_when_it_waits_again() -> None:
-    scheduler = make_scheduler(512, max_batch_tokens=64)
-    for number in range(12):
-        scheduler.add(distinct(f"other {number}", 40))
-    begun, took = distinct("begun", 20), steps_of(1.0)
-    begun.num_prompt_tokens -= 1  # its last token is of the answer
-    for sequence, due_s in [(begun, 0.001), *[(other, 100.0) for other in scheduler.waiting]]:
-        sequence.due_s = due_s
-    scheduler.add(begun)
-    scheduler.look_ahead(5.0, took)
-    assert begun not in scheduler._dated.late
-    assert scheduler._dated.late == []
-
-
-def test_a_prompt_in_danger_waits_for_the_one_that_computes_its_beginning() -> None:
-    scheduler = make_scheduler(512, max_batch_tokens=64)
-    shared, took = list(range(1000, 1800)), steps_of(1.0)
-    scheduler.add(make_sequence("first", [*shared, 1], max_tokens=1))
-    step(scheduler)
-    urgent = make_sequence("urgent", [*shared, 2], max_tokens=1)
-    urgent.due_s = 1.0
-    scheduler.add(urgent)
-    scheduler.look_ahead(0.0, took)
-    assert names(step(scheduler))[0] == ["first"]
-
-
-def siblings(count: int, *, shared: int, own: int) -> list[Sequence]:
-    """Each is `own` tokens longer than the one before, as calls of one agent are."""
-    tokens = list(range(5000, 5000 + shared + count * own))
-    return [make_sequence(f"{n}", tokens[: shared + n * own], max_tokens=1) for n in range(1, count + 1)]
-
-
-def test_siblings_are_not_late_because_their_beginning_is_computed_once() -> None:
-    scheduler, took = make_scheduler(2048, max_batch_tokens=64), steps_of(1.0)
-    calls = siblings(2 * LOOK_AHEAD, shared=400, own=80)
-    for call in calls:
-        call.due_s = 2.1  # computed apart, they take 17.3 s; together 1.7 s
-        scheduler.add(call)
-    now_s, ends = 0.0, []
-    while len(ends) < len(calls):
-        scheduler.look_ahead(now_s, took)
-        assert scheduler._dated.late == []
-        batch = step(scheduler)
-        now_s += sum(item.num_tokens for item in batch.prefill) / 1e3
-        for item in batch.prefill:
-            if item.sample:
-                ends.append(now_s)
-                scheduler.finish(item.sequence)
-    assert max(ends) <= 2.1
-
-
-def test_prompts_that_begin_like_a_late_one_and_are_as_late_wait_for_it_and_take_no_step_from_others() -> None:
-    scheduler, took = make_scheduler(8000, max_batch_tokens=1000, max_running=16), TimedSteps()
-    took.note(1000, 0, 0, 100.0)
-    common = list(range(12_000))  # they take 1.2 s without attention
-    for place in range(4):
-        sibling = make_sequence(f"s{place}", [*common, *[20_000 + place] * 100], prefill_only=True)
-        sibling.due_s = 0.5 + place / 100
-        scheduler.add(sibling)
-    other = distinct("o", 4000)
-    other.due_s = 0.7
-    scheduler.add(other)
-    now_s = 0.0
-    while other.num_computed_tokens < 4000:
-        scheduler.look_ahead(now_s, took)
-        assert len(step(scheduler).prefill) <= 2  # the first one keeps its place
-        now_s += 0.1
-    assert now_s < other.due_s
-    assert [one.num_computed_tokens for one in scheduler.waiting] == [0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("due_s", "other_tokens"), [(0.8, 400), (1.1, 1)], ids=["in danger, before another", "with time to spare"]
-)
-def test_nobody_whose_first_token_is_due_waits_for_a_prompt_that_is_late(due_s: float, other_tokens: int) -> None:
-    scheduler, took = make_scheduler(512, max_batch_tokens=64), steps_of(1.0)
-    late, urgent = siblings(2, shared=400, own=80)
-    late.due_s, urgent.due_s = 0.05, due_s
-    scheduler.add(late)
-    step(scheduler)
-    scheduler.add(distinct("other", other_tokens))
-    scheduler.add(urgent)
-    scheduler.look_ahead(0.1, took)
-    assert scheduler._dated.late == [late]
-    assert {"1", "2"} <= set(names(step(scheduler))[0])
-    assert late.num_computed_tokens == 64 + 2, "what the first of the others has beside prompts in danger"
-
-
-def test_what_slips_in_leaves_the_memory_for_those_whom_it_passes() -> None:
-    scheduler = make_scheduler(16, max_batch_tokens=8)
-    scheduler.add(distinct("long", 36))
-    step(scheduler)
-    scheduler.add(distinct("next", 24))
-    scheduler.add(distinct("short", 6))
-    assert names(step(scheduler))[0] == ["long"], "7 blocks are free, 6 of them for the next, and it needs 2"
-    scheduler.add(distinct("tiny", 3))
-    assert names(step(scheduler))[0] == ["long", "tiny"]
-
-
-def test_a_short_prompt_does_not_slip_in_beside_one_of_higher_priority() -> None:
+def test_a_short_prompt_does_not_go_before_one_of_higher_priority() -> None:
     scheduler = make_scheduler(64, max_batch_tokens=8)
     scheduler.add(distinct("urgent", 60, priority=1))
     step(scheduler)
@@ -351,19 +215,6 @@ def test_a_short_prompt_does_not_slip_in_beside_one_of_higher_priority() -> None
     batch = step(scheduler)
     assert names(batch) == (["urgent"], [])
     assert [item.num_tokens for item in batch.prefill] == [8]
-
-
-@given(st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1, max_size=6))
-def test_a_step_is_used_up_the_first_has_its_quarter_and_of_the_rest_the_shortest_comes_first(
-    budget: int, left: list[int]
-) -> None:
-    shares = share_out(budget, left)
-    assert sum(shares) == min(budget, sum(left))
-    assert all(0 <= share <= rest for share, rest in zip(shares, left, strict=True))
-    assert shares[0] >= min(left[0], budget // 4)
-    others = sorted(range(1, len(left)), key=lambda i: (left[i], i))
-    for shorter, longer in itertools.pairwise(others):
-        assert shares[longer] == 0 or shares[shorter] == left[shorter]
 
 
 def test_no_more_than_max_running_start() -> None:
@@ -587,17 +438,12 @@ def test_a_newcomer_leaves_one_block_for_each_decoding_sequence_and_not_more(
         assert names(step(scheduler)) == (["newcomer"] if fits else [], ["a", "b"])
 
 
-def test_only_the_first_of_those_who_wait_may_slip_in() -> None:
-    scheduler = make_scheduler(256, max_batch_tokens=8, max_running=64)
-    scheduler.add(distinct("0", 100))
-    step(scheduler)
-    for number in range(LOOK_AHEAD):
-        scheduler.add(distinct(chr(ord("a") + number), 80))
-    last = distinct("z", 3)
-    scheduler.add(last)
-    assert names(step(scheduler)) == (["0"], [])
-    scheduler.finish(scheduler.waiting[0])
-    assert names(step(scheduler)) == (["0", "z"], [])
+def test_only_some_of_those_who_wait_are_asked_whether_they_fit() -> None:
+    scheduler = make_scheduler(30, max_batch_tokens=500, max_running=64)
+    assert scheduler.reserve(distinct("held", 16))
+    for number in range(LOOK_AHEAD + 1):
+        scheduler.add(distinct(chr(ord("a") + number), 4 + number))
+    assert len(step(scheduler).prefill) == LOOK_AHEAD
 
 
 def test_a_prompt_decodes_while_an_earlier_one_is_still_under_way() -> None:
@@ -605,7 +451,7 @@ def test_a_prompt_decodes_while_an_earlier_one_is_still_under_way() -> None:
     scheduler.add(distinct("long", 60))
     step(scheduler)
     scheduler.add(distinct("short", 5))
-    assert names(step(scheduler)) == (["long", "short"], [])
+    assert names(step(scheduler)) == (["short", "long"], [])
     assert names(step(scheduler)) == (["long"], ["short"])
 
 

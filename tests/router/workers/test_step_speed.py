@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from baton_proto.discovery import LoadReport, TimedStep, WorkerLoad
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
-from router.workers.step_speed import RECENT, REFIT_AFTER, TYPICAL, WINDOW, StepSpeeds
+from router.workers.step_speed import TYPICAL, StepSpeeds
+from runtime.config.step_fit import RECENT, REFIT_AFTER, WINDOW
 from runtime.config.step_times import StepTimes
 
 WORKER = ("d", 1)
@@ -47,8 +48,8 @@ def test_a_step_without_prompts_and_decodes_or_shorter_than_its_decodes_alone_te
     ledger = LoadLedger(16, 300.0, times=PROFILE)
     speeds = StepSpeeds(ledger, PROFILE)
     ledger.report(WORKER, WorkerLoad())
-    decode_ms = PROFILE.decode_ms(8, 4000)
-    empty = [TimedStep(0, 0.0, 0, 0, 5.0), TimedStep(0, 0.0, 8, 4000, 0.0), TimedStep(100, 5000.0, 8, 4000, decode_ms)]
+    beside_ms = PROFILE.beside_ms(8, 4000)
+    empty = [TimedStep(0, 0.0, 0, 0, 5.0), TimedStep(0, 0.0, 8, 4000, 0.0), TimedStep(100, 5000.0, 8, 4000, beside_ms)]
     speeds.load_report(report(empty * 100))
     assert StepTimes(*ledger.times((WORKER,))[0].tolist()) == PROFILE
 
@@ -114,7 +115,7 @@ def test_a_worker_that_has_shown_nothing_is_expected_to_be_as_fast_as_the_others
     fleet.speeds.forget(("before", 1))
     fleet.report("c", 30.0, prompts=REFIT_AFTER)
     expected = {"a": [2.0, 1.0], "b": [3.0, 3.0], "c": [30.0, 1.0], "after": [1.0, 1.0]}
-    usual_ms = PROFILE.prefill_ms(*TYPICAL[:2]), PROFILE.decode_ms(*TYPICAL[2:])
+    usual_ms = PROFILE.prefill_ms(*TYPICAL[:2]), PROFILE.beside_ms(*TYPICAL[2:])
     for (worker_id,), slowness in fleet.speeds.slowness():
         ms = [one * usual for one, usual in zip(expected.pop(worker_id), usual_ms, strict=True)]
         assert slowness == pytest.approx(sum(ms) / sum(usual_ms), rel=0.1), "what it has not shown is not its own"
@@ -182,7 +183,7 @@ def test_steps_that_vary_by_a_tenth_are_no_change() -> None:
     for _ in range(50):
         steps = [step(dice, prompts=prompts, decodes=not prompts) for prompts in (True, False) * REFIT_AFTER]
         speeds.load_report(report([replace(one, step_ms=one.step_ms * dice.lognormvariate(0.0, 0.1)) for one in steps]))
-    assert len(speeds._steps[WORKER].prefill) == len(speeds._steps[WORKER].decode) == WINDOW
+    assert len(speeds._steps[WORKER]._prefill) == len(speeds._steps[WORKER]._decode) == WINDOW
     speeds.forget(WORKER)
     speeds.load_report(report([TimedStep(100, 5000.0, 0, 0, 9.0)], "stranger"))
     assert not speeds._steps, "neither of one that left nor of one that the ledger does not know"
