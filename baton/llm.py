@@ -14,7 +14,7 @@ from baton.in_process.answers import CLOSED, Answers, Output
 from baton.in_process.progress_bar import progress_bar
 from baton.in_process.prompt_reader import Messages, Params, PromptReader, Prompts
 from baton.in_process.sampling_params import SamplingParams
-from baton.service.machine_defaults import ALONE, suited_alone
+from baton.service.machine_defaults import ALONE, suited
 from baton_proto.worker import TAGS
 from engine.core.engine import Engine
 from engine.interface import LEVELS
@@ -52,7 +52,7 @@ class LLM:
             )
         config = with_overrides(ServingConfig(), {"model": str(model), "engine": settings} | ALONE, "LLM")
         files = served_model(config, progress=sys.stderr.isatty())
-        config = suited_alone(config, {"engine": settings}, files, gpu=_on_gpu(config))
+        config = suited(config, {"engine": settings}, files, gpu=_on_gpu(config))
         self._config = config.engine
         self.tokenizer = Tokenizer(files.folder, files.config.vocab_size, MARKS)
         answers: Answers | None = None

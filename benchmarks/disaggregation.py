@@ -82,7 +82,6 @@ class Load:
             "engine": {
                 "block_size": arguments.block_size,
                 "max_batch_tokens": chunk or arguments.max_batch_tokens,
-                "prefill_batch_tokens": arguments.prefill_batch_tokens or arguments.max_batch_tokens,
                 "max_running": 128,
                 "max_model_len": longest,
             },
@@ -93,7 +92,6 @@ class Load:
             changes["workers"]["per_process"] = 1
         if arguments.vllm:
             changes["workers"] |= {"engine": "vllm", "python": arguments.vllm}
-            del changes["engine"]["prefill_batch_tokens"]
             changes["engine"]["kv_memory"] = VLLM_KV  # vLLM measures what is free while others take it
         config = with_overrides(ServingConfig(model=self._model), changes, "benchmark")
         with tempfile.TemporaryDirectory() as logs:

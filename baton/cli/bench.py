@@ -145,14 +145,14 @@ def _in_process(
     from baton.bench.in_process import bench_model
     from baton.service.launcher import uses_gpus
     from baton.service.local_launcher import this_machine
-    from baton.service.machine_defaults import ALONE, suited_alone
+    from baton.service.machine_defaults import ALONE, suited
     from runtime.checkpoint.served_model import served_model
 
     flags = ALONE | ({"model": model} if model else {})
     serving = with_overrides(load_config(config), flags, "flags")
     configure_logging(serving.logging, "bench")
     given, gpu = {} if config is None else read_yaml(config), uses_gpus(serving, this_machine())
-    serving = suited_alone(serving, given, served_model(serving, progress=True), gpu=gpu)
+    serving = suited(serving, given, served_model(serving, progress=True), gpu=gpu)
     return serving.model, [bench_model(serving, amount, temperature, begin("at once", amount.requests))]
 
 

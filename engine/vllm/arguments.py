@@ -40,7 +40,6 @@ OURS_ALONE = (
     "attention",
     "host_kv_memory",
     "disk_kv",
-    "prefill_batch_tokens",
     "prefill_tensor_parallel",
     "prepare_sleep",
 )

@@ -27,6 +27,8 @@ REPLACED = {
     "planner.slo.profile": IN_STEP_TIMES,
     "discovery.heartbeat_s": "is a quarter of discovery.ttl_s now: set that one",
     "engine.host_kv_checksum": "is gone: blocks on disk are always checked, and those in host memory never",
+    "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "
+    "planner.targets.itl_ms allows",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
     "telemetry.traces.endpoint": "is gone: the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names it",
     "mock.speed_up": "is gone: divide the times in the section step_times by it",

@@ -182,12 +182,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_share: Positive = 1
     # Longest prompt and answer together, in tokens. null: what the model and the KV memory allow.
     max_model_len: Positive | None = None
-    # Tokens that one engine step may compute; longer prompts are run in chunks of it. auto: 512, on GPUs 1024 for
-    # models of up to about 2B parameters.
-    max_batch_tokens: AutoPositive = 512
-    # The same for prefill workers, where no answers wait for the end of a step. null: max_batch_tokens. auto: on GPUs
-    # 8192, or what the model takes if that is less; else max_batch_tokens.
-    prefill_batch_tokens: AutoPositive | None = None
+    # Tokens that one engine step may compute at most: memory is kept for as many. How many it does compute follows from
+    # planner.targets.itl_ms. auto: 8192, or what the model takes if that is less.
+    max_batch_tokens: AutoPositive = 8192
     # GPUs that one prefill worker takes. KV blocks are shipped between workers of any of these sizes. null:
     # tensor_parallel.
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None
@@ -327,7 +324,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return any(engine in self.workers.by_engine(role) for role in roles)
 
 
-AUTO_KEYS = ("block_size", "max_batch_tokens", "prefill_batch_tokens", "max_running")
+AUTO_KEYS = ("block_size", "max_batch_tokens", "max_running")
 """Keys of the section `engine` that may say `auto`, which is the same as leaving them out."""
 
 
@@ -365,12 +362,10 @@ def _with_words(data: Any) -> Any:
 
 
 def for_prefill_worker(config: ServingConfig) -> ServingConfig:
-    """The configuration of a prefill worker: prefill_batch_tokens and prefill_tensor_parallel take effect."""
+    """The configuration of a prefill worker: prefill_tensor_parallel takes effect."""
     engine = config.engine
-    tokens = engine.prefill_batch_tokens or engine.max_batch_tokens
     ranks = engine.prefill_tensor_parallel or engine.tensor_parallel
-    engine = msgspec.structs.replace(engine, max_batch_tokens=tokens, tensor_parallel=ranks)
-    return msgspec.structs.replace(config, engine=engine)
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, tensor_parallel=ranks))
 
 
 def dump_config(config: ServingConfig) -> str:

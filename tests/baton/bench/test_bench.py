@@ -146,7 +146,7 @@ async def test_an_engine_in_process_has_the_whole_machine_and_the_steps_of_llm(
             LLM(tiny_model, **settings)
     assert [(config.engine, config.workers) for config in built[1:]] == [(built[0].engine, built[0].workers)] * 2
     assert (built[0].workers.prefill, built[0].workers.decode) == (0, 1), "it shares cores and memory with no worker"
-    assert built[0].engine.max_batch_tokens == built[0].engine.prefill_batch_tokens
+    assert built[0].planner.targets.itl_ms == 1000.0, "nobody waits for the next token"
 
 
 async def test_all_requests_are_measured_from_before_the_first_one_is_added_and_a_step_has_one_time(

@@ -166,12 +166,6 @@ def test_a_prefill_worker_has_ranks_of_its_own_where_they_are_set() -> None:
     assert for_prefill_worker(parse_config({"engine": {"tensor_parallel": 2}})).engine.tensor_parallel == 2
 
 
-def test_a_prefill_worker_has_a_step_budget_of_its_own_where_one_is_set() -> None:
-    config = parse_config({"engine": {"max_batch_tokens": 512, "prefill_batch_tokens": 4096}})
-    assert for_prefill_worker(config).engine.max_batch_tokens == 4096
-    assert for_prefill_worker(ServingConfig()).engine.max_batch_tokens == ServingConfig().engine.max_batch_tokens
-
-
 @pytest.mark.parametrize("text", ["[" * 3000, "a: " * 3000, "!!timestamp x", "!!bool x", "\xff: [", "d: 2026-99-99"])
 def test_a_file_that_is_no_configuration_is_a_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "serving.yaml").write_bytes(text.encode("latin-1"))
