@@ -3,7 +3,7 @@
 A runner of depth 1 computes a step while the next one is scheduled. Its tokens are collected one step later, so a
 sequence that has ended meanwhile was scheduled once too often; that surplus token is dropped. What can be sampled only
 after the token before, such as a token of a grammar, is drawn when that token has been collected. With depth 0 the same
-code collects each batch at once.
+code collects each batch at once. The loop puts the next step off for as long as `spare_s` says.
 
 Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free: the runner has the tensors.
 """
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Run
 from math import inf
+from typing import Final
 
 import structlog
 from msgspec import Struct, structs
@@ -22,7 +23,7 @@ from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.sampling import TokenLogprobs
 from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
-from engine.core.timed_steps import TimedSteps
+from engine.core.timed_steps import TimedSteps, timed_step
 from engine.interface import Counts
 from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.sequences.moves import BEFORE_STEP
@@ -31,6 +32,10 @@ from engine.sequences.sequence import PENDING, Sequence, SequenceStatus
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import USUAL, StepTimes
 from runtime.errors import InvalidRequestError, RankLostError
+
+LONG_S: Final = 0.02  # a step that is worth waiting for
+LEAD_S: Final = 0.004  # that a step is scheduled and submitted before the device is done with the one before
+MARGIN: Final = 0.15  # of a step, by which it may end earlier than expected
 
 log = structlog.get_logger()
 
@@ -41,6 +46,7 @@ class _InFlight(Struct, frozen=True):
     batch: Batch
     step: StepOnItsWay | Exception  # the runner refused an exception's batch
     started_s: float  # by the engine's clock
+    expected_s: float  # that it takes; 0: not long, or not known
     began_s: float  # time.monotonic()
 
 
@@ -226,8 +232,24 @@ class Engine:
                 sequence.token_ids.append(PENDING)
                 sequence.num_pending_tokens += 1
         self.num_prompt_tokens += sum(item.num_tokens for item in batch.prefill)
-        self._in_flight.append(_InFlight(batch, step, started_s, began_s))
+        self._in_flight.append(_InFlight(batch, step, started_s, self._expected_s(batch), began_s))
         return not isinstance(step, Exception)
+
+    def _expected_s(self, batch: Batch) -> float:
+        timed = self.timed_steps
+        if not self.runner.depth or not batch.prefill or not timed.knows_prompts:
+            return 0.0
+        work = timed_step(batch, 0.0)
+        return timed.times.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens) / 1e3
+
+    def spare_s(self) -> float:
+        """How many seconds the next step may be put off because the newest one keeps the device busy; at most 0: none.
+        A sequence that comes meanwhile need not wait for one step more."""
+        if not self._in_flight or self._in_flight[-1].expected_s < LONG_S:
+            return 0.0
+        newest = self._in_flight[-1]
+        began_s = max(newest.started_s, self._landed_s)
+        return began_s + newest.expected_s * (1 - MARGIN) - LEAD_S - self.clock()
 
     def _draw(self) -> None:
         """Completes the newest step, now that the tokens of the step before are known."""

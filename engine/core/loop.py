@@ -70,6 +70,7 @@ class EngineLoop:
             progress = False
             while self._await_work(progress):
                 self._calls.run(self._engine)
+                self._linger()
                 progress = self._step()
         except BaseException as error:
             log.exception("engine loop failed")
@@ -90,6 +91,13 @@ class EngineLoop:
         with self._wakeup:
             self._wakeup.wait_for(lambda: len(self._calls) > 0 or self._stopping)
             return not self._stopping
+
+    def _linger(self) -> None:
+        """Puts the next step off while the last one keeps the device busy: what comes meanwhile is in it."""
+        while not self._stopping and (spare_s := self._engine.spare_s()) > 0.0:
+            with self._wakeup:
+                self._wakeup.wait_for(lambda: len(self._calls) > 0 or self._stopping, spare_s)
+            self._calls.run(self._engine)
 
     def _step(self) -> bool:
         """Whether the step made progress. The step of an idle engine publishes what the calls changed."""

@@ -1,12 +1,16 @@
 """The engine with a deterministic model whose KV is checked at every read."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.engine import Engine
+from engine.core.engine import LEAD_S, LONG_S, MARGIN, Engine
 from engine.sequences.batch import Batch, LayerDone, StepDone
 from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
+from runtime.config.step_fit import RECENT
 from runtime.errors import InvalidRequestError
 from tests.engine.kv_oracle import EOS, FakeRunner, make_engine, make_sequence, next_token, sequential_answer
 
@@ -302,3 +306,38 @@ def test_clear_cache_forgets_prefixes() -> None:
     engine.add(make_sequence("b", range(20), max_tokens=1))
     run(engine)
     assert runner.computed["b"] == 20
+
+
+def test_the_next_step_may_be_put_off_until_shortly_before_a_long_one_with_prompts_ends() -> None:
+    now_s = 100.0
+    engine, _ = make_engine(num_blocks=4096, max_batch_tokens=1000, depth=1)
+    engine.clock = lambda: now_s
+    steps = itertools.count()
+    for _ in range(RECENT):
+        batch = SimpleNamespace(prefill=[SimpleNamespace(num_tokens=1000, start=0)], decode=[])
+        engine.timed_steps.add(batch, 100.0, 200.0 + 2 * next(steps))  # type: ignore[arg-type]
+    engine.add(make_sequence("long", range(5000)))
+    engine.step()
+    first = engine.scheduler.running[0].num_in_flight_tokens
+    expected_s = engine.timed_steps.times.step_ms(first, first * first / 2, 0, 0) / 1e3
+    assert expected_s > LONG_S
+    assert engine.spare_s() == pytest.approx(expected_s * (1 - MARGIN) - LEAD_S)
+    now_s += expected_s
+    assert engine.spare_s() < 0.0
+    engine.step()
+    assert engine.spare_s() == pytest.approx(expected_s * (1 - MARGIN) - LEAD_S, rel=0.1), (
+        "it began when that one landed"
+    )
+    while engine.scheduler.running[0].is_prefilling:
+        engine.step()
+    engine.step()
+    assert engine.spare_s() == 0.0, "steps that only decode are short"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_step_is_put_off_while_nobody_knows_how_long_they_take_or_none_is_on_its_way(depth: int) -> None:
+    engine, _ = make_engine(depth=depth)
+    assert engine.spare_s() == 0.0
+    engine.add(make_sequence("a", range(100, 200)))
+    engine.step()
+    assert engine.spare_s() == 0.0

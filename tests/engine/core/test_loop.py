@@ -209,3 +209,47 @@ def test_many_threads_submit_at_once(harness: Harness) -> None:
     assert answers == {name: sequential_answer(prompt, 5) for name, prompt in prompts.items()}
     for thread in threads:
         thread.join()
+
+
+def test_a_sequence_that_comes_while_the_next_step_is_put_off_is_in_that_step() -> None:
+    harness = Harness(depth=1, max_batch_tokens=8)
+    has_come = threading.Event()
+    putting_off = threading.Event()
+
+    def spare_s() -> float:
+        if has_come.is_set() or len(harness.runner.batches) != 1:
+            return 0.0
+        putting_off.set()
+        return TIMEOUT_S
+
+    harness.engine.spare_s = spare_s  # type: ignore[method-assign]
+    harness.loop.start()
+    try:
+        harness.loop.call(lambda engine: engine.add(make_sequence("first", range(100, 140))))
+        assert putting_off.wait(TIMEOUT_S)
+
+        def second(engine: Engine) -> None:
+            engine.add(make_sequence("second", range(200, 204)))
+            has_come.set()
+
+        harness.loop.call(second)
+        harness.run_until(finished)
+    finally:
+        harness.loop.stop(TIMEOUT_S)
+    assert [item.sequence.request_id for item in harness.runner.batches[1].prefill] == ["second", "first"]
+
+
+def test_the_end_of_the_loop_waits_for_no_step_that_is_put_off() -> None:
+    harness = Harness(depth=1)
+    putting_off = threading.Event()
+
+    def spare_s() -> float:
+        putting_off.set()
+        return 10 * TIMEOUT_S
+
+    harness.engine.spare_s = spare_s  # type: ignore[method-assign]
+    harness.loop.start()
+    harness.loop.call(lambda engine: engine.add(make_sequence("a", range(100, 140))))
+    assert putting_off.wait(TIMEOUT_S)
+    harness.loop.stop(TIMEOUT_S)
+    harness.loop.ended.result(0)
