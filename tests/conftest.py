@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,13 @@ from hypothesis import HealthCheck, settings
 from baton.service.nats_server import NatsServer
 from tests.clock import Clock
 from tests.tiny_model import write_tiny_model
+
+
+def pytest_configure() -> None:
+    """Lets Ctrl-C reach the processes that tests start, although a shell that starts pytest in the background has them
+    inherit an ignored SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
