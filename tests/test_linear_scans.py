@@ -126,12 +126,13 @@ def test_a_regular_expression_takes_twice_as_long_for_twice_the_text(use: Use) -
     assert not slow_texts(use.pattern(), methods_of(use, SOURCES) <= FROM_THE_START)
 
 
-def slow_texts(pattern: "re.Pattern[Any]", from_the_start: bool) -> list[str]:
+def slow_texts(pattern: "re.Pattern[Any]", from_the_start: bool, longest: int = LONGEST) -> list[str]:
     """The first that takes too long, if any."""
     nothing = pattern.pattern[:0]
     read = pattern.fullmatch if from_the_start else partial(pattern.subn, nothing)
     for text in hostile_texts(alphabet(pattern)):
-        if told := superlinear(read, text if nothing == "" else lambda length, text=text: text(length).encode()):
+        of_kind = text if nothing == "" else lambda length, text=text: text(length).encode()
+        if told := superlinear(read, of_kind, longest=longest):
             return [told]
     return []
 
@@ -147,7 +148,8 @@ def slow_texts(pattern: "re.Pattern[Any]", from_the_start: bool) -> list[str]:
     ],
 )
 def test_one_that_takes_longer_is_found(pattern: str) -> None:
-    assert slow_texts(re.compile(pattern), from_the_start=False)
+    """Texts are longer than others need, so that the growth stands out on any machine."""
+    assert slow_texts(re.compile(pattern), from_the_start=False, longest=4 * LONGEST)
 
 
 def _followed(text: str) -> None:

@@ -54,10 +54,12 @@ class Worker:
 @asynccontextmanager
 async def worker(server: NatsServer, worker_record: WorkerRecord) -> AsyncIterator[Worker]:
     started = Worker(await connect(server.url, worker_record.worker_id, timeout_s=60), worker_record)
-    await asyncio.wait_for(started.announcer.start(), 30)
-    yield started
-    await started.announcer.withdraw()
-    await started.nats.close()
+    try:
+        await asyncio.wait_for(started.announcer.start(), 30)
+        yield started
+    finally:
+        await started.announcer.withdraw()
+        await started.nats.close()
 
 
 @pytest.fixture
