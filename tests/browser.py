@@ -39,18 +39,26 @@ class Browser:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self.requests: list[str] = []  # URLs that pages have asked for
         self.problems: list[str] = []  # errors of pages: exceptions, and what their policy forbids
+        self._targets: list[str] = []  # open tabs
         self.task = asyncio.create_task(self._read())
 
     async def open(self, url: str, width: int = 1300, height: int = 900) -> "Tab":
         target = await self.call(
             "Target.createTarget", {"url": "about:blank", "newWindow": True, "width": width, "height": height}
         )
+        self._targets.append(target["targetId"])
         attached = await self.call("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         tab = Tab(self, attached["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
             await tab.call(f"{domain}.enable")
         await tab.go(url)
         return tab
+
+    async def leave(self) -> None:
+        """Closes all tabs, and forgets what they did."""
+        while self._targets:
+            await self.call("Target.closeTarget", {"targetId": self._targets.pop()})
+        self.requests, self.problems = [], []
 
     async def call(self, method: str, params: dict[str, Any] | None = None, session: str | None = None) -> Any:
         number = next(self._numbers)

@@ -272,8 +272,9 @@ def test_nothing_outlives_an_up_that_is_killed_while_it_starts(tiny_model: Path)
     assert_gone(child.pid for child in children)
 
 
-def test_a_lost_worker_is_told_and_the_rest_serves_on(tiny_model: Path) -> None:
-    with baton_up(tiny_model, "--prefill", "0", "--decode", "baton=2") as (process, lines, _):
+def test_a_lost_worker_is_told_and_the_rest_serves_on() -> None:
+    each_its_own_process = ("--set", "workers.per_process=1")
+    with baton_up("mock", "--prefill", "0", "--decode", "baton=2", *each_its_own_process) as (process, lines, _):
         pids = {line["id"]: line["pid"] for line in lines if line["event"] == "ready"}
         assert process.stdout is not None
         os.kill(pids["decode-1"], signal.SIGKILL)
@@ -285,8 +286,8 @@ def test_a_lost_worker_is_told_and_the_rest_serves_on(tiny_model: Path) -> None:
         assert process.wait(60) == ExitCode.FAILED
 
 
-def test_a_second_signal_does_not_wait_for_requests(tiny_model: Path) -> None:
-    with baton_up(tiny_model, "--prefill", "0") as (process, lines, pids):
+def test_a_second_signal_does_not_wait_for_requests() -> None:
+    with baton_up("mock", "--prefill", "0") as (process, lines, pids):
         command = [*BATON, "generate", "--tokens", "5,6,7", "--max-tokens", "4000", "--ignore-eos", "--json"]
         with subprocess.Popen(
             [*command, "--address", lines[-1]["grpc"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -19,20 +19,21 @@ from runtime.processes.process import ProcessFailedError, Ready
 from tests.service import TEST_DEFAULTS, Service, assert_gone, running_service
 
 WAIT_S = 60.0
+ALONE = {"per_process": 1}  # each simulated worker in a process of its own, as others are
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def service(tiny_model: Path) -> AsyncIterator[Service]:
-    async with running_service(tiny_model, prefill=1, decode=1) as service:
+async def service() -> AsyncIterator[Service]:
+    async with running_service("mock", prefill=1, decode=1, workers=ALONE) as service:
         yield service
 
 
 def request_of(num_tokens: int, max_tokens: int) -> pb.GenerateRequest:
     sampling = pb.SamplingOptions(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return pb.GenerateRequest(tokens=pb.TokenIds(ids=[3 + i % 500 for i in range(num_tokens)]), sampling=sampling)
+    return pb.GenerateRequest(tokens=pb.TokenIds(ids=[3 + i % 200 for i in range(num_tokens)]), sampling=sampling)
 
 
-def config_for(model: Path, **sections: object) -> ServingConfig:
+def config_for(model: Path | str, **sections: object) -> ServingConfig:
     return with_overrides(with_overrides(ServingConfig(model=str(model)), TEST_DEFAULTS), sections)
 
 
@@ -78,8 +79,8 @@ class TestARunningService:
         assert variables["OMP_NUM_THREADS"] == "1"
 
 
-async def test_requests_in_flight_end_before_the_processes_do(tiny_model: Path) -> None:
-    async with running_service(tiny_model, engine={"max_batch_tokens": 16}) as service:
+async def test_requests_in_flight_end_before_the_processes_do() -> None:
+    async with running_service("mock", workers=ALONE) as service:
         request = asyncio.create_task(service.client.generate(request_of(1000, 200), timeout_s=60))
         await until_busy(service.client)
         clean = await service.supervisor.stop()
@@ -97,9 +98,9 @@ async def test_a_service_whose_worker_cannot_start_fails_and_leaves_nothing(tmp_
     assert_gone(child.pid for child in supervisor.children.values())
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     ready: list[Ready] = []
-    supervisor = Supervisor(config_for(tiny_model), log_dir=tmp_path, on_ready=ready.append)
+    supervisor = Supervisor(config_for("mock", workers=ALONE), log_dir=tmp_path, on_ready=ready.append)
     starting = asyncio.create_task(supervisor.start())
     while sum(child.alive for child in supervisor.children.values()) < 3:
         await asyncio.sleep(0.01)
@@ -110,8 +111,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tiny_model: Path, tmp_pa
     assert_gone(pids)
 
 
-async def test_a_dead_nats_server_is_reported(tiny_model: Path, tmp_path: Path) -> None:
-    config = config_for(tiny_model, workers={"prefill": 0, "decode": 0})
+async def test_a_dead_nats_server_is_reported(tmp_path: Path) -> None:
+    config = config_for("mock", workers={"prefill": 0, "decode": 0})
     async with Supervisor(config, log_dir=tmp_path) as supervisor:
         assert supervisor.nats is not None
         psutil.Process(supervisor.nats.pid).kill()

@@ -249,7 +249,7 @@ class TreeAgainstOracle(RuleBasedStateMachine):
 
 
 TestTreeAgainstOracle = TreeAgainstOracle.TestCase
-TestTreeAgainstOracle.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTreeAgainstOracle.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 
 def test_each_worker_matches_as_far_as_it_holds_the_prefix() -> None:

@@ -89,7 +89,7 @@ def assert_linear(family: str, before: str, unit: str, after: str, piece: int) -
 
 
 @pytest.mark.parametrize("family", TOOL_FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(parts=st.tuples(*[st.lists(st.sampled_from(UNITS), max_size=3).map("".join)] * 3), piece=st.sampled_from(PIECES))
 def test_a_character_costs_the_same_in_a_long_text(family: str, parts: tuple[str, str, str], piece: int) -> None:
     assert_linear(family, *parts, piece)

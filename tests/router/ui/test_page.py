@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from baton_proto.discovery import WorkerLoad
 from baton_proto.generated import inference_pb2 as pb
@@ -18,7 +19,7 @@ from tests.planner.live import planned_service
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.router.ui.crowd import BLOCKS, Crowd
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
 KEY = "k" * 32
 LIVE = "document.querySelector('#state').innerText === 'live'"
@@ -32,6 +33,21 @@ COLOURED = """(name => {
   for (let i = 0; i < data.length; i += 4) count += data[i] === r && data[i + 1] === g && data[i + 2] === b
   return count
 })('%s')"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(chromium: Browser) -> AsyncIterator[Browser]:
+    """Has no tabs yet. A test whose pages had errors fails at its end."""
+    yield chromium
+    problems = [problem for problem in chromium.problems if "401" not in problem]
+    await chromium.leave()
+    assert not problems
 
 
 @asynccontextmanager
@@ -57,8 +73,8 @@ async def every_worker(tab: Tab, count: int) -> list[str]:
     return said
 
 
-async def test_it_shows_the_workers_of_a_service_and_follows_a_request(tmp_path: Path) -> None:
-    async with planned_service(tmp_path, 1, 2, {}) as planned, browsing() as browser:
+async def test_it_shows_the_workers_of_a_service_and_follows_a_request(tmp_path: Path, browser: Browser) -> None:
+    async with planned_service(tmp_path, 1, 2, {}) as planned:
         service = planned.service
         key = service.supervisor.keys.operator[0].reveal()
         tab = await browser.open(f"{service.http_url}/ui#key={key}")
@@ -279,10 +295,3 @@ async def test_a_thousand_workers_that_all_change_leave_the_page_time_to_spare(
             await tab.until(f"document.querySelector('#moved').innerText !== {seen!r}")
             spent_s.append(await tab.busy_s() - before_s)
         assert min(spent_s) < 0.9, "it works for longer than until the next message comes"
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with browsing() as browser:
-        yield browser
-        browser.problems = [problem for problem in browser.problems if "401" not in problem]

@@ -119,6 +119,7 @@ def test_a_model_is_downloaded_once_and_then_found_without_the_hub(hub: HubServe
     assert resolved(home, UNREACHABLE, pin) == (folder, NAME, pin)
 
 
+@pytest.mark.slow
 def test_a_revision_is_a_folder_of_its_own(hub: HubServer, home: Path) -> None:
     resolved(home, hub.url)
     folder, name, _ = resolved(home, hub.url, f"{NAME}@{COMMITS[0]}")
@@ -126,12 +127,14 @@ def test_a_revision_is_a_folder_of_its_own(hub: HubServer, home: Path) -> None:
     assert f"has no revision 'v7' on {hub.url}" in refused(home, hub.url, f"{NAME}@v7")
 
 
+@pytest.mark.slow
 def test_the_address_of_a_model_is_another_form_of_its_name(hub: HubServer, home: Path) -> None:
     folder, name, pin = resolved(home, hub.url, f"https://huggingface.co/{NAME}/tree/{COMMITS[0]}")
     assert (folder.name, name, pin) == (COMMITS[0], NAME, f"{NAME}@{COMMITS[0]}")
     assert resolved(home, UNREACHABLE, f"hf://{NAME}@{COMMITS[0]}")[0] == folder
 
 
+@pytest.mark.slow
 def test_a_gguf_file_of_a_repository_is_fetched_alone_and_converted(hub: HubServer, home: Path) -> None:
     for file in ("tiny-Q8_0.gguf", "q4/tiny-Q4_K_M.gguf"):
         (hub.folder / file).parent.mkdir(exist_ok=True)
@@ -163,6 +166,7 @@ def test_a_cache_that_another_program_has_filled_is_used(tmp_path: Path, home: P
     assert resolved(home, UNREACHABLE)[:2] == (snapshot, NAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tokenizer.json", "model-2-of-2.safetensors", "generation_config.json"])
 def test_what_is_missing_in_the_cache_is_fetched(hub: HubServer, home: Path, file: str) -> None:
     tensors = load_file(hub.folder / "model.safetensors")
@@ -188,6 +192,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(hub: HubServer, home: P
     assert (folder / "model.safetensors").read_bytes() == (hub.folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_have_their_checksum_are_refused_and_fetched_anew(hub: HubServer, home: Path) -> None:
     hub.spoiled = {"model.safetensors"}
     assert "model.safetensors came with other content than its checksum says" in refused(home, hub.url)
@@ -209,6 +214,7 @@ def test_a_model_with_pickled_weights_says_which_formats_are_read(hub: HubServer
     assert not hub.downloads("pytorch_model.bin")
 
 
+@pytest.mark.slow
 def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(hub: HubServer, home: Path) -> None:
     hub.token, hub.gated = "hf_right", True
     for token in ({}, {"HF_TOKEN": "hf_wrong"}):
@@ -220,6 +226,7 @@ def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(hub: HubServer
     assert resolved(home, hub.url, HF_TOKEN="hf_right")[1] == NAME
 
 
+@pytest.mark.slow
 def test_a_name_that_nobody_knows_says_both_ways_out(hub: HubServer, home: Path) -> None:
     words = refused(home, hub.url, "acme/tiny-lama")
     assert f"acme/tiny-lama: is no folder here, and {hub.url} has no model of that name" in words
@@ -228,6 +235,7 @@ def test_a_name_that_nobody_knows_says_both_ways_out(hub: HubServer, home: Path)
     assert "has no model of that name" in refused(home, hub.url)  # the Hub does not tell private ones from others
 
 
+@pytest.mark.slow
 def test_without_a_network_or_offline_the_ways_out_are_named(hub: HubServer, home: Path) -> None:
     words = refused(home, UNREACHABLE)
     assert (
