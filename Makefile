@@ -21,22 +21,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest --dist loadfile
+PYTEST := $(BIN)/python -m pytest
 # Without bytecode files every process compiles all of Baton, and every pytest rewrites all tests.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of Triton kernels on their own: Triton's interpreter reads their source again and again, which Python 3.11 gets wrong
 # when it cleans up after other tests meanwhile. No test selected (5) is no failure.
-# The others three at a time on two cores, for they wait for processes a third of their time. Those with a Ray cluster one after
-# the other, because `ray stop` ends every one of a machine; and so the minute of chaos, whose service needs both cores.
+# The others three at a time on two cores, for they wait for processes a third of their time (tests/run_order.py has their
+# order). The minute of chaos on its own, because its service needs both cores.
 KERNELS := tests/engine tests/kvtransfer/transports/test_copy_blocks.py
-ALONE = $(sort $(shell grep -rlE 'mark\.(ray|chaos)\b' tests --include='test_*.py'))
-# All groups run, also behind one with failures. WHICH: pytest's marks; `make test` leaves out what is slow.
+# All groups run, also behind one with failures. WHICH: pytest's marks; `make test` leaves out what is slow, as chaos is.
 WHICH = not vllm
 test: WHICH = not vllm and not slow
 TESTS = failed=; \
 	$(PYTEST) -n 2 $(KERNELS) -m '$(WHICH)' $(ARGS) || test $$? -eq 5 || failed="$$failed engine"; \
-	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m '$(WHICH) and not ray and not chaos' $(ARGS) || test $$? -eq 5 || failed="$$failed most"; \
-	$(PYTEST) -n 0 $(ALONE) -m '$(WHICH) and (ray or chaos)' $(ARGS) || test $$? -eq 5 || failed="$$failed alone"; \
+	$(PYTEST) -n 3 $(KERNELS:%=--ignore=%) -m '$(WHICH) and not chaos' $(ARGS) || test $$? -eq 5 || failed="$$failed most"; \
+	$(PYTEST) -n 0 tests/chaos/test_chaos.py -m '$(WHICH) and chaos' $(ARGS) || test $$? -eq 5 || failed="$$failed chaos"; \
 	test -z "$$failed" || { echo "tests failed in these groups:$$failed; the lines FAILED above name them" >&2; exit 1; }
 # What has to be run where the GPUs are: BATON_TEST_DEVICE puts the workers of these tests on them.
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \

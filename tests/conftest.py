@@ -13,18 +13,23 @@ from hypothesis import HealthCheck, settings
 
 from baton.service.nats_server import NatsServer
 from tests.clock import Clock
+from tests.run_order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from tests.tiny_model import write_tiny_model
+
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 
 def pytest_configure() -> None:
     """Lets Ctrl-C reach the processes that tests start, although a shell that starts pytest in the background has them
-    inherit an ignored SIGINT."""
+    inherit an ignored SIGINT. Imports leave no garbage worth looking for."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Keeps collections, which tests ask for to find leaks, from visiting all modules and tests each time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-# One service over each transport, whose workers are killed; every protocol; callers who leave, and bad ones; TLS.
+# One service over each transport, whose workers are killed; every protocol; callers who leave, and bad ones.
 QUICK = {
     "test_bad_input",
     "test_disconnects",
-    "test_internal_tls",
     "test_lost_workers",
     "test_mock_workers",
-    "test_outside",
     "test_protocols",
 }
 

@@ -26,12 +26,13 @@ from runtime.calls.router import Client
 from tests.ray_cluster import HEAD_ADDRESS, ray_cluster
 from tests.service import assert_gone
 
-pytestmark = pytest.mark.ray  # the tests share a service; those that start and end it are quick
+# The tests share a service; those that start and end it are quick.
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 BATON = [sys.executable, "-m", "baton"]
 COMMAND_S = 90.0
 WAIT_S = 60.0
-GONE_S = 5.0  # from a node's death until its workers are listed no more
+GONE_S = 12.0  # from a node's death until its workers are listed no more; Ray's own check takes 15 s
 SETTINGS: dict[str, Any] = {
     "model": "mock",
     "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},

@@ -15,7 +15,7 @@ from runtime.processes.process import ProcessFailedError
 from tests.ray_cluster import ray_cluster
 from tests.service import assert_gone
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 
 FREED_S = 60.0
 
