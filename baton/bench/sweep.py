@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.bench.measured import Point, Timing, summed
 from baton.bench.open_ai import Endpoint, Wishes
-from baton.bench.workload import Amount, Ask, at_random, texts, traced
+from baton.bench.workload import Amount, Ask, at_random, mean_rate, texts, trace_lines, traced
 from runtime.errors import UnavailableError
 
 PROBE = Amount(1, (500, 500), (8, 8))
@@ -20,7 +20,8 @@ Begin = Callable[[str, int], Callable[[], None]]
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One load per number of `users` or `rates`, or one of the `trace`; without any of them, all requests at once.
-    Because no prompt shall be found in a cache, each load has its own seed."""
+    With a trace, `rates` scale its times. Because no prompt of one load shall be found in a cache by the next, each
+    load has its own seed."""
 
     amount: Amount
     users: Sequence[int] = ()
@@ -31,11 +32,19 @@ class Sweep:
 
     async def run(self, endpoint: Endpoint, wishes: Wishes, begin: Begin) -> tuple[str, list[Point]]:
         """The model's name, and what was measured. Raises ConfigError, UnavailableError."""
+        model, loads = await self.timed(endpoint, wishes, begin)
+        return model, [summed(name, timings) for name, timings in loads]
+
+    async def timed(
+        self, endpoint: Endpoint, wishes: Wishes, begin: Begin
+    ) -> tuple[str, list[tuple[str, list[Timing]]]]:
+        """The model's name, and each load's name and times; a trace's times are in its order. Raises ConfigError,
+        UnavailableError."""
         async with endpoint:
             model = wishes.model or await _only_model(endpoint)
             wishes = replace(wishes, model=model)
             words_per_token = await _probed(endpoint, wishes)
-            points = []
+            loads: list[tuple[str, list[Timing]]] = []
             for name, at_a_time, asks in self._loads(words_per_token):
                 done = begin(name, len(asks))
 
@@ -47,19 +56,27 @@ class Sweep:
                 timings = await (_at_times(send, asks) if at_a_time is None else _at_a_time(send, asks, at_a_time))
                 if all(timing.problem for timing in timings):
                     raise UnavailableError(f"{name}: {timings[0].problem}")
-                points.append(summed(name, timings))
-            return model, points
+                loads.append((name, timings))
+            return model, loads
 
     def _loads(self, words_per_token: float) -> Iterator[tuple[str, int | None, list[Ask]]]:
         """(name, requests at a time or None where each has its own time, requests)"""
         if self.trace is not None:
-            yield "trace", None, traced(self.trace, self.trace_limit, self.speed, words_per_token)
+            yield from self._traced(self.trace, words_per_token)
             return
         for number, users in enumerate(self.users or (() if self.rates else (self.amount.requests,))):
             name = f"{users} at a time" if self.users else "at once"
             yield name, users, self._asks(number, words_per_token)
         for number, rate in enumerate(self.rates):
             yield f"{rate:g} per s", None, at_random(self._asks(number, words_per_token), rate, self.amount.seed)
+
+    def _traced(self, path: Path, words_per_token: float) -> Iterator[tuple[str, None, list[Ask]]]:
+        lines, seed = trace_lines(path, self.trace_limit), self.amount.seed
+        if not self.rates:
+            yield "trace", None, traced(lines, self.speed, words_per_token, seed)
+        for number, rate in enumerate(self.rates):
+            speed = rate / mean_rate(lines, path)
+            yield f"trace, {rate:g} per s", None, traced(lines, speed, words_per_token, seed + number)
 
     def _asks(self, number: int, words_per_token: float) -> list[Ask]:
         return texts(replace(self.amount, seed=self.amount.seed + number), words_per_token)

@@ -16,6 +16,7 @@ from runtime.errors import ConfigError
 
 NANO_VLLM_IDS = 10_000  # the highest token id
 TRACE_BLOCK = 512  # tokens that one hash id of a trace stands for
+SEED_IDS = 1 << 40  # more than the hash ids of a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,23 @@ def trace_lines(path: Path, limit: int | None = None) -> list[TraceLine]:
     return lines
 
 
-def traced(path: Path, limit: int | None, speed: float, words_per_token: float) -> list[Ask]:
-    """`limit`: of requests. `speed` divides the trace's times. Raises ConfigError."""
+def mean_rate(lines: Sequence[TraceLine], path: Path) -> float:
+    """Requests per second from the first to the last one. Raises ConfigError when all have one timestamp."""
+    times = [line.timestamp for line in lines]
+    if max(times) == min(times):
+        raise ConfigError("--trace", f"{path}: all requests have one timestamp, so that no rate is known")
+    return len(times) * 1e3 / (max(times) - min(times))
+
+
+def traced(lines: Sequence[TraceLine], speed: float, words_per_token: float, seed: int = 0) -> list[Ask]:
+    """`speed` divides the trace's times. Another seed gives other texts, which share as much among themselves."""
     return [
-        Ask(_text_of(row, number, words_per_token), max(1, row.output_length), row.timestamp / 1e3 / speed)
-        for number, row in enumerate(trace_lines(path, limit))
+        Ask(
+            _text_of(row, number, words_per_token, seed * SEED_IDS),
+            max(1, row.output_length),
+            row.timestamp / 1e3 / speed,
+        )
+        for number, row in enumerate(lines)
     ]
 
 
@@ -99,19 +112,22 @@ def at_random(asks: Sequence[Ask], per_s: float, seed: int) -> list[Ask]:
     return placed
 
 
-def _text_of(row: TraceLine, number: int, words_per_token: float) -> str:
+def _text_of(row: TraceLine, number: int, words_per_token: float, first_id: int) -> str:
     if not row.hash_ids:
-        return _passage(row.input_length, words_per_token, random.Random(-1 - number))
+        return _passage(row.input_length, words_per_token, random.Random(-1 - number - first_id))
     lengths = [TRACE_BLOCK] * (len(row.hash_ids) - 1)
     lengths.append(row.input_length - sum(lengths))
     blocks = zip(row.hash_ids, lengths, strict=True)
-    return " ".join(_passage(length, words_per_token, random.Random(hash_id)) for hash_id, length in blocks)
+    return " ".join(_passage(length, words_per_token, random.Random(first_id + hash_id)) for hash_id, length in blocks)
 
 
 def _passage(num_tokens: int, words_per_token: float, dice: random.Random) -> str:
     words, length = _words(), max(1, round(num_tokens * words_per_token))
     start = dice.randrange(len(words))
-    return " ".join(itertools.islice(itertools.cycle(words), start, start + length))
+    taken = words[start : start + length]
+    while len(taken) < length:
+        taken += words[: length - len(taken)]
+    return " ".join(taken)
 
 
 @functools.cache

@@ -53,7 +53,12 @@ ConcurrencyOption = Annotated[
     str, typer.Option(metavar="N,N,...", help="Requests at a time, one load each.", rich_help_panel=OTHER)
 ]
 RateOption = Annotated[
-    str, typer.Option(metavar="N,N,...", help="Requests per second, one load each.", rich_help_panel=OTHER)
+    str,
+    typer.Option(
+        metavar="N,N,...",
+        help="Requests per second, one load each; with --trace in its order, at its times scaled.",
+        rich_help_panel=OTHER,
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
@@ -62,7 +67,10 @@ TraceOption = Annotated[
     ),
 ]
 SpeedOption = Annotated[
-    float, typer.Option(min=0.001, metavar="N", help="So many times as fast as the trace.", rich_help_panel=OTHER)
+    float | None,
+    typer.Option(
+        min=0.001, metavar="N", help="So many times as fast as the trace.", show_default="1", rich_help_panel=OTHER
+    ),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions.", rich_help_panel=OTHER)]
 EosOption = Annotated[
@@ -86,7 +94,7 @@ def bench(
     concurrency: ConcurrencyOption = "",
     rate: RateOption = "",
     trace: TraceOption = None,
-    speed: SpeedOption = 1.0,
+    speed: SpeedOption = None,
     chat: ChatOption = False,
     ignore_eos: EosOption = True,
     timeout_s: TimeoutOption = 600.0,
@@ -101,10 +109,13 @@ def bench(
     English prompts, one load for each number of --concurrency or --rate; `events/token` below 1 says that tokens came
     together.
     """
-    loads = [flag for flag in (concurrency, rate, trace) if flag]
-    if len(loads) > 1:
-        raise typer.BadParameter("give one of --concurrency, --rate and --trace", param_hint="--concurrency")
-    if address is None and loads:
+    if concurrency and (rate or trace):
+        raise typer.BadParameter(
+            "give it, or --rate and --trace: they have arrivals of their own", param_hint="--concurrency"
+        )
+    if speed is not None and rate:
+        raise typer.BadParameter("give --speed or --rate: both say how fast the trace comes", param_hint="--speed")
+    if address is None and (concurrency or rate or trace):
         raise typer.BadParameter("--concurrency, --rate and --trace want an address", param_hint="--address")
     lengths = length_range(prompt_tokens, "--prompt-tokens"), length_range(output_tokens, "--output-tokens")
     amount = Amount(requests or NANO_VLLM_BENCH.requests, lengths[0], lengths[1], seed)
@@ -117,7 +128,7 @@ def bench(
             from baton.bench.sweep import Sweep
 
             wishes = Wishes(model or "", chat, temperature, ignore_eos, timeout_s)
-            sweep = Sweep(amount, users, rates, trace, requests, speed)
+            sweep = Sweep(amount, users, rates, trace, requests, speed or 1.0)
             endpoint = _endpoint(address, Access("", api_key_file, ca_file))
             name, points = asyncio.run(sweep.run(endpoint, wishes, begin))
     if as_json:

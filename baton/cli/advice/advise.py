@@ -40,6 +40,10 @@ RateOption = Annotated[
     float | None,
     typer.Option(min=1e-3, max=1e6, metavar="N", help="Requests per second.", show_default="the trace's own"),
 ]
+SpeedOption = Annotated[
+    float | None,
+    typer.Option(min=1e-3, max=1e6, metavar="N", help="So many times as fast as the trace.", show_default="1"),
+]
 InputOption = Annotated[str | None, typer.Option("--input", metavar="N or N-M", help="Of prompts, uniform between.")]
 OutputOption = Annotated[str | None, typer.Option("--output", metavar="N or N-M", help="Of answers, uniform between.")]
 TtftOption = Annotated[
@@ -71,6 +75,7 @@ def advise(
     model: NamedOption = None,
     trace: TraceOption = None,
     rate: RateOption = None,
+    speed: SpeedOption = None,
     input_tokens: InputOption = None,
     output_tokens: OutputOption = None,
     ttft: TtftOption = None,
@@ -95,7 +100,7 @@ def advise(
             workers.config.planner.targets, **{key: value for key, value in given.items() if value is not None}
         )
         count = requests or (None if trace else max(LEAST_REQUESTS, PER_GPU * gpus))
-        coming, per_s, longest = traffic(trace, rate, input_tokens, output_tokens, count, cached)
+        coming, per_s, longest = traffic(trace, rate, speed, input_tokens, output_tokens, count, cached)
         workers.check_room(*longest)
         mixed, splits = workers.layouts(gpus)
         comparison = Comparison(coming, targets, Weights.of(workers.config.router.placement), gpus, seeds)

@@ -80,6 +80,7 @@ def _measured(model: str) -> ServingConfig:
 def traffic(
     trace: Path | None,
     rate: float | None,
+    speed: float | None,
     input_tokens: str | None,
     output_tokens: str | None,
     requests: int | None,
@@ -87,11 +88,13 @@ def traffic(
 ) -> tuple[Traffic, float, tuple[int, int]]:
     """(the requests, how many come in a second, the longest prompt and answer). `requests`: how many; None, with a
     trace: all. Raises ConfigError, typer.BadParameter."""
+    if speed is not None and (trace is None or rate is not None):
+        raise ConfigError("--speed", "wants --trace, and no --rate: both say how fast the trace comes")
     if trace is not None:
         if input_tokens or output_tokens:
             raise ConfigError("--trace", "has its own lengths: leave --input and --output out")
         found = _traced(trace, requests, cached)
-        return found, rate or found.rate, (int(found.prompt.max()), int(found.output.max()))
+        return found, rate or found.rate * (speed or 1.0), (int(found.prompt.max()), int(found.output.max()))
     if rate is None or not input_tokens or not output_tokens:
         raise ConfigError("--rate", "give --trace FILE, or all of --rate, --input and --output")
     prompt, output = length_range(input_tokens, "--input"), length_range(output_tokens, "--output")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from baton import LLM
 from baton.bench.in_process import run_engine
 from baton.bench.measured import Timing, summed
-from baton.bench.workload import NANO_VLLM_BENCH, Amount, at_random, random_ids, texts, traced
+from baton.bench.workload import NANO_VLLM_BENCH, Amount, at_random, mean_rate, random_ids, texts, trace_lines, traced
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from runtime.config.serving import ServingConfig
@@ -76,17 +76,25 @@ async def test_equal_hashes_of_a_trace_are_equal_text(tmp_path: Path) -> None:
     ]
     file = tmp_path / "trace.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    first, second, third = traced(file, None, speed=2.0, words_per_token=1.0)
+    lines = trace_lines(file)
+    first, second, third = traced(lines, speed=2.0, words_per_token=1.0)
     assert [ask.at_s for ask in (first, second, third)] == [0.0, 1.5, 3.0]
     words = [ask.prompt.split() for ask in (first, second, third)]
     assert [len(text) for text in words] == [700, 800, 30]
     assert words[0][:512] == words[1][:512]
     assert words[0][512:600] != words[1][512:600]
     assert second.output_tokens == 1
-    assert len(traced(file, 2, 1.0, 1.0)) == 2
+    others = [ask.prompt.split() for ask in traced(lines, 2.0, 1.0, seed=1)]
+    assert [len(text) for text in others] == [700, 800, 30]
+    assert others[0][:512] == others[1][:512]
+    assert all(other != text for other, text in zip(others, words, strict=True)), "another seed, another text"
+    assert len(trace_lines(file, 2)) == 2
+    assert mean_rate(lines, file) == pytest.approx(0.5)
     (tmp_path / "bad.jsonl").write_text('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{"timestamp": 1}\n')
     with pytest.raises(ConfigError, match=r"--trace: .*bad\.jsonl: line 2: .*input_length"):
-        traced(tmp_path / "bad.jsonl", None, 1.0, 1.0)
+        trace_lines(tmp_path / "bad.jsonl")
+    with pytest.raises(ConfigError, match="all requests have one timestamp"):
+        mean_rate(lines[:1], file)
 
 
 async def test_a_point_counts_whole_answers_alone() -> None:
@@ -200,6 +208,9 @@ async def test_a_trace_is_played_to_a_service(service: Service, tmp_path: Path) 
     (point,) = await measured(service, "--trace", str(tmp_path / "trace.jsonl"), "--speed", "3")
     assert (point["load"], point["requests"], point["output_tokens"]) == ("trace", 4, 16)
     assert point["seconds"] > 0.3
+    points = await measured(service, "--trace", str(tmp_path / "trace.jsonl"), "--rate", "8,80")
+    assert [point["load"] for point in points] == ["trace, 8 per s", "trace, 80 per s"]
+    assert points[0]["seconds"] > 3 / 8
 
 
 async def test_the_table_warns_of_requests_that_failed(service: Service, tmp_path: Path) -> None:
@@ -214,7 +225,8 @@ async def test_the_table_warns_of_requests_that_failed(service: Service, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--concurrency", "1", "--rate", "2"], ExitCode.USAGE, "give one of --concurrency, --rate and --trace"),
+        (["--concurrency", "1", "--rate", "2"], ExitCode.USAGE, "give it, or --rate and --trace"),
+        (["--trace", "a", "--rate", "2", "--speed", "3"], ExitCode.USAGE, "give --speed or --rate"),
         (["--concurrency", "1"], ExitCode.USAGE, "want an address"),
         (["--address", "a", "--concurrency", "0,1"], ExitCode.USAGE, "no list of positive numbers"),
         (["--prompt-tokens", "9-3"], ExitCode.USAGE, "a range such as 100-1024"),

@@ -50,11 +50,11 @@ def test_a_process_answers_with_a_table_a_picture_and_sentences(tmp_path: Path) 
 
 def test_profiles_of_several_sizes_of_workers_are_compared(tmp_path: Path) -> None:
     profiles = [part for size in (1, 2) for part in ("--profile", profile_of(size, tmp_path))]
-    result = run(*profiles, "--gpus", "4", "--trace", trace_of(tmp_path), "--itl", "9", *QUICK, "--json")
+    result = run(*profiles, "--gpus", "4", "--trace", trace_of(tmp_path), "--speed", "2", "--itl", "9", *QUICK, "--json")
     assert result.exit_code == ExitCode.OK, result.output
     found = json.loads(result.stdout)
     assert found["targets"] == {"ttft_ms": 700.0, "itl_ms": 9.0, "attainment": 0.99}
-    assert found["rate"] == pytest.approx(10 / 3, rel=0.01)
+    assert found["rate"] == pytest.approx(2 * 10 / 3, rel=0.01)
     names = {row["layout"] for row in found["layouts"]}
     assert names >= {"4 mixed, 1024 tokens a step", "2 mixed x 2 GPUs, 1024 tokens a step", "1P + 1D x 2 GPUs"}
     assert found["recommended"] in names
@@ -73,6 +73,11 @@ def test_profiles_of_several_sizes_of_workers_are_compared(tmp_path: Path) -> No
         (("--model", "mock", *SHAPE, "--kv-tokens", "1000"), "--kv-tokens: a worker's 1,000 tokens cannot hold"),
         (("--model", "mock", *SHAPE, "--trace", "x.jsonl"), "--trace: has its own lengths"),
         (("--model", "mock", "--trace", "nowhere.jsonl"), "--trace: nowhere.jsonl: No such file"),
+        (("--model", "mock", *SHAPE, "--speed", "2"), "--speed: wants --trace, and no --rate"),
+        (
+            ("--model", "mock", "--trace", "x.jsonl", "--rate", "5", "--speed", "2"),
+            "--speed: wants --trace, and no --rate",
+        ),
         (("--model", "mock", *SHAPE, "--seeds", "1"), "--seeds"),
     ],
 )
