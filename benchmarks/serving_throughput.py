@@ -17,15 +17,11 @@ to the same HTTP clients, when our own processes have ended.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import multiprocessing
-import os
 import random
 import re
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +32,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import httpx
 import uvloop
 
 from baton.service.supervisor import Supervisor
@@ -45,6 +40,7 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
+from benchmarks.whole.servers import free_port, running
 from runtime.calls.router import Client
 from runtime.checkpoint.model_files import SMOLLM2, resolve_model
 from runtime.config.overrides import with_overrides
@@ -63,6 +59,7 @@ def serving_config(folder: str, arguments: argparse.Namespace) -> ServingConfig:
 
 
 LENGTHS = (100, 1024)
+PEER_READY_S = 420.0
 
 Work = tuple[list[int], int]
 """A prompt, and how many tokens it is answered with."""
@@ -253,33 +250,14 @@ class HttpAsker:
         return int(count), answer.count(b"data: ")
 
 
-async def run_peer(peer: str, folder: str, arguments: argparse.Namespace) -> float:
-    """Tokens per second of the peer's server. Raises RuntimeError when it ends before it is ready."""
+def run_peer(peer: str, folder: str, arguments: argparse.Namespace) -> float:
+    """Tokens per second of the peer's server. Raises UnavailableError when it does not start."""
     port = free_port()
-    command = shlex.split(peer.format(model=folder, port=port))
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as server:
-        try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-                while True:
-                    if server.poll() is not None:
-                        raise RuntimeError(f"the peer ended with {server.returncode}: {command}")
-                    with contextlib.suppress(httpx.TransportError):
-                        ready = await http.get("/ready")  # a service of Baton's
-                        if ready.status_code == 404:
-                            ready = await http.get("/health")
-                        if ready.is_success:
-                            break
-                    await asyncio.sleep(0.5)
-            rates = [await asyncio.to_thread(run_clients, "http", f"127.0.0.1:{port}", arguments) for _ in range(2)]
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as logs:
+        command = shlex.split(peer.format(model=folder, port=port))
+        with running(command, port, Path(logs) / "server.log", PEER_READY_S):
+            rates = [run_clients("http", f"127.0.0.1:{port}", arguments) for _ in range(2)]
     return max(rates)  # the first one warms it up
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def main() -> None:
@@ -323,7 +301,7 @@ def main() -> None:
         results = asyncio.run(run_service(folder, arguments, alone))
         print(f"{results['events per answer']:.0f} events per answer", flush=True)
         for number, peer in enumerate(arguments.peer, start=1):
-            rate = results[f"peer {number}"] = asyncio.run(run_peer(peer, folder, arguments))
+            rate = results[f"peer {number}"] = run_peer(peer, folder, arguments)
             events, ratio = arguments.events / arguments.requests, results["http"] / rate
             print(f"peer {number} {rate:10,.0f} tok/s   {events:.0f} events per answer; ours {ratio:.2f}x", flush=True)
     if arguments.out:

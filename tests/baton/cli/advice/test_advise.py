@@ -50,7 +50,9 @@ def test_a_process_answers_with_a_table_a_picture_and_sentences(tmp_path: Path) 
 
 def test_profiles_of_several_sizes_of_workers_are_compared(tmp_path: Path) -> None:
     profiles = [part for size in (1, 2) for part in ("--profile", profile_of(size, tmp_path))]
-    result = run(*profiles, "--gpus", "4", "--trace", trace_of(tmp_path), "--speed", "2", "--itl", "9", *QUICK, "--json")
+    result = run(
+        *profiles, "--gpus", "4", "--trace", trace_of(tmp_path), "--speed", "2", "--itl", "9", *QUICK, "--json"
+    )
     assert result.exit_code == ExitCode.OK, result.output
     found = json.loads(result.stdout)
     assert found["targets"] == {"ttft_ms": 700.0, "itl_ms": 9.0, "attainment": 0.99}
