@@ -46,7 +46,7 @@ class Workers:
         """(mixed ones, splits). Raises ConfigError when the GPUs are too few for a worker."""
         engine = self.config.engine
         tokens = (engine.max_batch_tokens,) if "max_batch_tokens" in self._given else MIXED_TOKENS
-        mixed, splits = layouts(self.kinds, gpus, tokens, engine.prefill_batch_tokens or max(PREFILL_TOKENS, *tokens))
+        mixed, splits = layouts(self.kinds, gpus, tokens, max(PREFILL_TOKENS, *tokens))
         if not mixed:
             raise ConfigError("--gpus", f"{gpus} are too few: a worker takes {min(kind.gpus for kind in self.kinds)}")
         return mixed, splits
