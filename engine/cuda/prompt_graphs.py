@@ -2,8 +2,8 @@
 
 Such a step cannot be one graph, because attention is launched for the exact lengths of its prompts. The other launches,
 which are most, depend on the number of tokens alone, and are padded to the next of some sizes. The graphs save host
-time in steps with short prompts, or with prompts beside many decodes. Steps that keep the GPU busy for longer than the
-host needs to launch them have no graphs, because padding would only cost time.
+time in steps with short prompts, or with prompts beside many decodes. Steps that keep the GPU busy for far longer than
+the host needs to launch them have no graphs, because padding would only cost time.
 """
 
 from bisect import bisect_left
@@ -14,18 +14,19 @@ from torch import Tensor
 from engine.model.llama import Attend, Llama
 from runtime.checkpoint.model_config import ModelConfig
 
-# Weights times tokens that an H200 multiplies (600 TFLOP/s) in the 0.36 ms that a layer's launches take the host.
-LAUNCH_PRODUCTS = 108e9
+# Weights times tokens that an H200 multiplies (600 TFLOP/s) in 1.44 ms. A layer's launches take the host 0.36 ms, and a
+# multiple beside a worker's other threads, because each launch gives the interpreter's lock away and waits for it.
+LAUNCH_PRODUCTS = 432e9
 LARGEST = 4096  # tokens, however small the model: graphs and their buffers take memory
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
-    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. The last size of
-    an 8B model, whose layers have 193 million weights each, is 512. `weights`: of a layer."""
-    sizes = [16, 32, 48, 64, 96, 128, 192, *range(256, 512, 64)]
-    sizes += [size * scale for scale in (1, 2, 4) for size in range(512, 1024, 128)] + [LARGEST]
+    """16, 32, 48, 64, 96, 128, 192, ...: from 64 on at most a third is padding, from 256 on a fifth. From 512 to 2048
+    each multiple of 128 is a size, the rows of a matrix product's tile. The last size of an 8B model, whose layers have
+    193 million weights each, is 2048. `weights`: of a layer."""
+    sizes = [16, 32, 48, 64, 96, 128, 192, *range(256, 512, 64), *range(512, 2048, 128), *range(2048, LARGEST + 1, 512)]
     sizes = [size for size in sizes if size == sizes[0] or size * weights <= LAUNCH_PRODUCTS]
     return sizes if sizes[-1] <= max_tokens else [*(size for size in sizes if size < max_tokens), max_tokens]
 

@@ -8,9 +8,15 @@ from benchmarks.shapes import SHAPES
 from engine.cuda.prompt_graphs import LARGEST, layer_weights, prompt_sizes
 
 
+def test_the_sizes_of_an_8b_model_are_few_and_from_512_tokens_on_multiples_of_a_tile() -> None:
+    sizes = prompt_sizes(8192, layer_weights(SHAPES["8b"]))
+    assert len(sizes) == 24
+    assert sizes[sizes.index(512) :] == list(range(512, 2049, 128))
+
+
 def test_steps_of_a_large_model_that_keep_the_gpu_busy_have_no_graphs() -> None:
     assert layer_weights(SHAPES["8b"]) == 192_937_984
-    assert prompt_sizes(8192, layer_weights(SHAPES["8b"]))[-1] == 512
+    assert prompt_sizes(8192, layer_weights(SHAPES["8b"]))[-1] == 2048
     assert prompt_sizes(8192, layer_weights(SHAPES["0.6b"]))[-1] == LARGEST
 
 
