@@ -8,9 +8,14 @@ from triton.runtime import JITFunction
 class Compiled:
     def __init__(self) -> None:
         self.launches: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []  # (grid, arguments)
+        self.streams: list[int | None] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments: self.launches.append((grid, arguments))
+        def launch(*arguments: Any, stream: int | None = None) -> None:
+            self.launches.append((grid, arguments))
+            self.streams.append(stream)
+
+        return launch
 
 
 class Kernel(JITFunction):  # type: ignore[misc]
