@@ -7,6 +7,7 @@ import torch
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import Engine
+from engine.cuda import cuda_build
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.mask_buffer import MaskBuffer
@@ -112,6 +113,7 @@ def test_attention_of_prompts_and_decodes_at_once(
     """On a GPU on two streams; elsewhere only the contexts are cut as for them."""
     shared = list[bool]()
     mix = TritonAttention.mix
+    monkeypatch.setattr(cuda_build, "ATTEND_AT_ONCE", True)
     monkeypatch.setattr(decode_attention, "BESIDE_PROMPTS", ((0, share),))
     monkeypatch.setattr(TritonAttention, "mix", lambda *given: (shared.append(given[4].shape.beside), mix(*given)))
     params = [SamplingParams(max_tokens=9, seed=i, temperature=(0.0, 0.8)[i % 2], ignore_eos=True) for i in range(5)]

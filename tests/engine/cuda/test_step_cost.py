@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.step_cost import Point, Switches, build, fitted, grid, measure_all, variants
+from engine.cuda import cuda_build
 from engine.kernels import decode_attention
 
 
@@ -28,7 +29,8 @@ def test_a_switch_is_tried_where_it_makes_a_difference() -> None:
 
 
 @pytest.mark.slow
-def test_it_measures_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_a_tiny_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_build, "ATTEND_AT_ONCE", False)  # it sets it, for its whole process
     rules = decode_attention.BESIDE_PROMPTS
     steps, _ = build("tiny", max_tokens=64, max_running=4)
     points = [Point(0, 0, 3, 20), Point(24, 16, 3, 20)]
