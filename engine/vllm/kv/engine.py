@@ -227,10 +227,12 @@ class SharingEngine(VllmEngine):
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def load(self) -> WorkerLoad:
-        """With the blocks of prompts that have ended here, and are still read."""
+        """With the blocks of prompts that have ended here and are still read, and of those whose KV is to come: vLLM
+        tells its use of blocks with a step, and none of these needs one."""
         own = super().load()
-        read = sum(len(one.block_table) for name, one in self._with_vllm.items() if name not in self._sequences)
-        return replace(own, blocks_used=max(own.blocks_used, read))
+        held = [one for name, one in self._with_vllm.items() if name not in self._sequences]
+        held += [one for one in self._sequences.values() if one.status is SequenceStatus.REMOTE]
+        return replace(own, blocks_used=max(own.blocks_used, sum(len(one.block_table) for one in held)))
 
     def check_integrity(self) -> list[str]:
         here = self._sequences

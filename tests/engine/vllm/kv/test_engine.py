@@ -98,6 +98,7 @@ async def test_a_fetching_request_gets_its_blocks_waits_for_its_kv_and_decodes(s
     scene.say(Reserved("one", [7, 3, 5], 4))
     assert scene.engine.reserve(one)
     assert (one.status, one.block_table, one.num_computed_tokens) == (SequenceStatus.REMOTE, [7, 3, 5], 4)
+    assert scene.engine.load().blocks_used == 3, "though vLLM has made no step"
     assert scene.engine.admit(one, NO_TOKEN, None) is None
     assert scene.vllm.news() == [Arrived("one")]
     (out,) = await scene.news(item("one", [8]))
