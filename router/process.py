@@ -187,7 +187,6 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
     ledger = LoadLedger(
         config.engine.block_size,
         times=config.step_times,
-        step_tokens=config.engine.max_batch_tokens,
         relieved=queue.wake,
         has_news=charged.set,
     )
@@ -207,7 +206,15 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         block_size=config.engine.block_size,
         config=config.router,
         pool=pool,
-        assigner=Assigner(pool, indexer, ledger, config.router, expected=expected, hits=hits),
+        assigner=Assigner(
+            pool,
+            indexer,
+            ledger,
+            config.router,
+            expected=expected,
+            hits=hits,
+            itl_ms=config.planner.targets.itl_ms,
+        ),
         queue=queue,
         metrics=RouterMetrics(),
     )

@@ -180,7 +180,6 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         pid=os.getpid(),
         metrics_address=metrics_address,
         kv_form=assembly.announced_form,
-        heeds_due=assembly.limits.heeds_due,
         engine=assembly.name,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )

@@ -19,7 +19,7 @@ from msgspec import structs
 from baton_proto.kv_events import KvEvent, Stored
 from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
-from benchmarks.quality.worker import MAX_BATCH_TOKENS, SHIP_TOKEN_MS, Job, SimulatedEngine, SimulatedWorker, new_job
+from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedEngine, SimulatedWorker, new_job
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import candidates
 from router.placement.candidates import Request
@@ -72,7 +72,7 @@ class Router:
     ) -> None:
         self.now_s = 0.0
         self.tree = RadixTree()
-        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s, step_tokens=MAX_BATCH_TOKENS)
+        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
         self._due_ms = fleet.due_ms
@@ -99,18 +99,14 @@ class Router:
             request.prompt_tokens,
             request.prompt_tokens - min(int(held), most) * self._block_size,
             held_blocks=min(int(question.decode.cached[answer.decode]), most),
-            is_dated=self._due_ms < math.inf,
         )
         return decode, prefill, charge
 
     def question(self, request: TraceRequest) -> Question:
         match = self.tree.find(request.block_hashes)
         facts = (match, self._expected.outlook(match, request.block_hashes))
-        is_dated = self._due_ms < math.inf
-        prefills, decodes = (
-            candidates(self.ledger, keys, *facts, is_dated=is_dated) for keys in (self._prefill, self._decode)
-        )
-        facts_of = Request(request.prompt_tokens, self._block_size, is_dated=is_dated)
+        prefills, decodes = (candidates(self.ledger, keys, *facts) for keys in (self._prefill, self._decode))
+        facts_of = Request(request.prompt_tokens, self._block_size)
         return Question(facts_of, prefills, decodes, self._due_ms)
 
     def first_token(self, request: TraceRequest) -> None:

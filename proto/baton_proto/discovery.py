@@ -42,7 +42,6 @@ class WorkerRecord(Struct, frozen=True):
     stream_address: Name = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
     tls: bool = False  # whether gRPC and streams speak it
     kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
-    heeds_due: bool = False  # whether prompts whose first token is due go before others there
     engine: Name = ""  # "baton" | "vllm" | "external"
 
 

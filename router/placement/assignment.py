@@ -18,7 +18,7 @@ from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Placement, Weighing, weigh
-from router.placement.weights import Weights
+from router.placement.weights import ITL_MS, Weights
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
@@ -69,12 +69,13 @@ class Assigner:
         rng: random.Random | None = None,
         expected: ExpectedPrefixes | None = None,
         hits: PrefixHits | None = None,
+        itl_ms: float = ITL_MS,
     ) -> None:
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._config = config
-        self.weights = Weights.of(config.placement)
+        self.weights = Weights.of(config.placement, itl_ms)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes() if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits
@@ -99,7 +100,7 @@ class Assigner:
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         runs = (placement.decode, placement.prefill, request.num_tokens, uncached)
         held = weighing.decode.device_blocks(weighing.decode.chosen)
-        charge = self._ledger.charge(request_id, *runs, held_blocks=held, is_dated=request.is_dated)
+        charge = self._ledger.charge(request_id, *runs, held_blocks=held)
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
@@ -129,30 +130,23 @@ class Assigner:
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            dated = forms[0].is_dated and self._pool.heed_due()
             prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
-            decode = candidates(self._ledger, decode_keys, match, cached, is_dated=dated)
-            prefill = candidates(self._ledger, prefill_keys, match, cached, is_dated=dated)
+            decode = candidates(self._ledger, decode_keys, match, cached)
+            prefill = candidates(self._ledger, prefill_keys, match, cached)
         limits = (config.max_running_per_worker, due_ms)
         weighings = [weigh(form, decode, prefill, self.weights, self._rng, *limits) for form in forms]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 
 def candidates(
-    ledger: LoadLedger,
-    workers: tuple[WorkerKey, ...],
-    match: Match,
-    cached: Mapping[WorkerKey, int],
-    *,
-    is_dated: bool = False,
+    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, cached: Mapping[WorkerKey, int]
 ) -> Candidates:
-    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`).
-    `is_dated`: see LoadLedger.columns."""
+    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`)."""
     if not workers:
         return NO_CANDIDATES
     blocks, lower = column(cached, workers), match.lower(workers)
     if lower.size and cached is not match:
         lower[:, blocks > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
     restoring = ledger.restoring(workers) if lower.size else NO_RATES
-    facts = ledger.columns(workers, is_dated=is_dated), ledger.times(workers), lower, ledger.now_us
-    return Candidates(workers, blocks, *facts, restoring, ledger.step_tokens)
+    facts = ledger.columns(workers), ledger.times(workers), lower, ledger.now_us
+    return Candidates(workers, blocks, *facts, restoring)

@@ -25,7 +25,6 @@ class Request(Struct, frozen=True, gc=False):
     num_tokens: int  # prompt and replayed output
     block_size: int
     excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
-    is_dated: bool = False  # its first token is due, and its worker knows when
 
 
 class Work(NamedTuple):
@@ -49,7 +48,6 @@ class Candidates(NamedTuple):
     lower: NDArray[np.int32] = NONE_LOWER  # [2, n] those of `cached` in host memory and on disk, see Match.lower
     now_us: int = 0  # of the ledger's clock
     restoring: NDArray[np.float64] = NO_RATES  # [n, 2] see LoadLedger.restoring; [0, 2]: nobody has measured
-    step_tokens: int = NO_LIMIT  # of prompts, in one step
 
 
 NOBODY: Final = np.empty(0, dtype=np.bool_)
@@ -107,6 +105,7 @@ def _knobs(config: Weights) -> cost.Knobs:
         config.disk_token_ms,
         config.delay_weight,
         config.crowd_weight,
+        config.itl_ms,
     )
 
 
@@ -132,7 +131,7 @@ class Weighed:
         """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
         self._role, self._request, self._candidates = role, request, candidates
         self.chosen, self.due_ms = -1, due_ms
-        workers, cached, load, times, lower, now_us, restoring, step_tokens = candidates
+        workers, cached, load, times, lower, now_us, restoring = candidates
         if not workers:
             return
         n = len(workers)
@@ -150,7 +149,7 @@ class Weighed:
             now_us,
             due_ms,
             shipper,
-            (max_requests, max_queued_tokens, config.local_prefill_tokens, step_tokens),
+            (max_requests, max_queued_tokens, config.local_prefill_tokens),
             _knobs(config),
             (config.temperature, rng.random()),
             self._codes,

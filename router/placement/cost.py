@@ -24,6 +24,7 @@ from router.workers.account import (
 )
 from runtime.compiled import compiled, inlined
 from runtime.config.step_times import decode_time, prefill_time
+from runtime.step_rule import prompt_ms
 
 
 class Term(NamedTuple):
@@ -47,7 +48,7 @@ QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
 TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
 REASON, BARRED = range(2)  # rows of the codes
 
-STEPS_TO_FIRST: Final = 1.5  # decode steps until a prompt's first token: half of the present one, one beside it
+STEPS_TO_FIRST: Final = 1.5  # decode steps before a prompt's first step: half of the present one, and the next one
 EVICTED: Final = 0.5  # ms that are computed again for each ms of new blocks, where half of the KV blocks are in use
 FULLEST: Final = 8.0  # blocks in use per unused one, beyond which they do not count
 LOWEST: Final = 3.0  # times that the shortest queue counts beside the mean: no later prompt finds a worker sooner
@@ -75,13 +76,13 @@ Columns = tuple[
     NDArray[np.int32],  # those of the cached blocks in host memory and on disk [2, n]; [2, 0]: none are
     NDArray[np.float64],  # ms that a token takes from there [n, 2], 0: as configured; [0, 2]: all as configured
 ]
-Limits = tuple[int, int, int, int]  # a candidate's requests; its queued tokens; see _where; prompt tokens in a step
+Limits = tuple[int, int, int]  # a candidate's requests; its queued tokens; see _where
 Shipper = tuple[float, float]  # see _where
 Knobs = tuple[float, ...]  # values of PlacementConfig, see `choose`
 
 FLOOR, TOKEN, PAIR, DECODE_FLOOR, SEQUENCE, CONTEXT = range(6)  # columns of step times: the fields of StepTimes
 
-_prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
+_prefill_time, _decode_time, _prompt_ms = inlined(prefill_time), inlined(decode_time), inlined(prompt_ms)
 
 
 @inlined
@@ -116,7 +117,7 @@ def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], due_ms: float, t
 
 @inlined
 def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
-    max_requests, max_queued_tokens, _, _ = limits
+    max_requests, max_queued_tokens, _ = limits
     if excluded:
         return EXCLUDED
     if queued >= max_queued_tokens:
@@ -193,6 +194,15 @@ def _where(
 
 
 @inlined
+def _beside_ms(times: NDArray[np.float64], i: int, prompts_ms: float, readers_ms: float, itl_ms: float) -> float:
+    """What running answers take until prompts of so many ms are computed: steps before the first of them, and their
+    part of each that the prompts share."""
+    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, itl_ms, 0.0, False)
+    beside_ms: float = STEPS_TO_FIRST * (times[i, DECODE_FLOOR] + readers_ms) + prompts_ms / share_ms * readers_ms
+    return beside_ms
+
+
+@inlined
 def _restored(first: int, end: int, token_ms: float, most: tuple[float, float]) -> float:
     """What the tokens [first, end) of the prompt cost that come from a lower tier: at most what computing or receiving
     them costs (`most`: a token, a pair of tokens), because a worker restores only what it has sooner that way."""
@@ -242,7 +252,7 @@ def _price(
 ) -> int:
     """Fills in what candidate i costs; returns where the prompt would run and why. wait_ms: its queued prompts."""
     cached, load, times, _, _, _ = columns
-    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs
+    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight, itl_ms = knobs
     token_ms, pair_ms, whole_ms, mean_ms, lowest_ms = crowd
     requests, queued = load[i, REQUESTS], load[i, QUEUED_TOKENS]
     cached_blocks = min(int(cached[i]), (num_tokens - 1) // block_size)  # the last token is always computed
@@ -250,7 +260,8 @@ def _price(
     uncached, pairs = num_tokens - start, (num_tokens * num_tokens - start * start) / 2
     own_ms = _computing_ms(times, i, uncached, pairs)
     context = max(0, load[i, ACTIVE_BLOCKS] * block_size - queued)
-    step_ms = _decode_time(times[i, DECODE_FLOOR], times[i, SEQUENCE], times[i, CONTEXT], requests, context)
+    readers_ms = _decode_time(0.0, times[i, SEQUENCE], times[i, CONTEXT], requests, context)
+    step_ms = times[i, DECODE_FLOOR] + readers_ms
     room_ms = _room_ms(load, i, (queued + uncached) / block_size)
     queued_ms = max(wait_ms, room_ms)
     share = (token_ms * uncached + pair_ms * pairs) / whole_ms if whole_ms > 0.0 else 0.0
@@ -275,11 +286,10 @@ def _price(
     total = 0.0
     for term in range(NUM_TERMS):
         total += costs[i, term]
-    # A decode step beside each step of the prompts.
-    beside = STEPS_TO_FIRST + ((queued + uncached) / limits[3] if runs else 0.0)
-    first_step_ms = beside * step_ms if decodes and requests else 0.0
+    prompts_ms = wait_ms + own_ms if runs else 0.0
+    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, itl_ms) if decodes and requests else 0.0
     costs[i, TOTAL] = total
-    costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + first_step_ms
+    costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + beside_ms
     return reason
 
 
@@ -288,7 +298,7 @@ def _price(
     "int64("
     "Tuple((int32[::1], int64[:, ::1], float64[:, ::1], boolean[::1], int32[:, ::1], float64[:, ::1])), "
     "int64, int64, boolean, boolean, int64, float64, "
-    "UniTuple(float64, 2), UniTuple(int64, 4), UniTuple(float64, 7), UniTuple(float64, 2), "
+    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 8), UniTuple(float64, 2), "
     "int8[:, ::1], float64[:, ::1])"
 )
 def choose(

@@ -1,9 +1,14 @@
 """The numbers of the cost in router/placement/cost.py. Because nobody outside can set them well, they are constants."""
 
+from typing import Final
+
 import msgspec
 
+from runtime.config.planner import TargetsConfig
 from runtime.config.serving import PlacementConfig
 from runtime.config.types import Positive, Weight
+
+ITL_MS: Final = TargetsConfig().itl_ms
 
 
 class Weights(PlacementConfig, frozen=True):
@@ -32,7 +37,8 @@ class Weights(PlacementConfig, frozen=True):
     # again elsewhere although to wait would have been sooner (docs/decisions.md). Without a limit tenants wait behind
     # each other's prompts at the workers, and blocks of decode workers are reserved for long.
     prefill_queue_tokens: Positive = 131_072
+    itl_ms: float = ITL_MS  # planner.targets.itl_ms: engines let a step beside answers last as long
 
     @classmethod
-    def of(cls, config: PlacementConfig) -> "Weights":
-        return config if isinstance(config, Weights) else cls(**msgspec.structs.asdict(config))
+    def of(cls, config: PlacementConfig, itl_ms: float = ITL_MS) -> "Weights":
+        return config if isinstance(config, Weights) else cls(**msgspec.structs.asdict(config), itl_ms=itl_ms)

@@ -107,7 +107,7 @@ class Choice:
                 try:
                     tokens = self._tokens()
                     excluded = frozenset(self._excluded)
-                    facts = Request(len(tokens), self._parts.block_size, excluded, self._is_dated)
+                    facts = Request(len(tokens), self._parts.block_size, excluded)
                     began_s = time.monotonic()
                     with self._turn(facts, tokens) as turn:
                         assignment = await self._wait(turn, facts)
@@ -191,13 +191,10 @@ class Choice:
         return (self._request.first_by_s - (time.monotonic() if now_s is None else now_s)) * 1e3
 
     def _due_on_worker(self) -> int | None:
-        """Submit.due_ms."""
-        return max(0, round(self._due_ms())) if self._is_dated else None
-
-    @property
-    def _is_dated(self) -> bool:
-        """Whether the worker minds when the first token is due: not when only the whole answer is."""
-        return self._due_ms() < math.inf and self._request.first_by_s < self._request.deadline_s
+        """Submit.due_ms; None: the worker minds none, because only the whole answer is due."""
+        due_ms = self._due_ms()
+        only_whole = self._request.first_by_s >= self._request.deadline_s
+        return None if due_ms == math.inf or only_whole else max(0, round(due_ms))
 
     def _check_queue(self, turn: Turn[Assignment], facts: Request) -> None:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""

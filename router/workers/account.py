@@ -63,7 +63,6 @@ class _Prefill:
     period and the one before may be missing in the last report."""
 
     charged: int = 0
-    undated: int = 0  # part of these, of prompts without a deadline for their first token
     _since: int = 0  # charged in this period
     _before: int = 0  # charged in the period before
 
@@ -74,11 +73,6 @@ class _Prefill:
     def foreign_change(self, change: int) -> None:
         """Other routers have charged so much more, or less."""
         self._since += max(0, change)
-
-    def dated(self, left: int, foreign: int) -> int:
-        """The part of `left` that goes before a first token that is due. Prompts of other routers count as due."""
-        charged = self.charged + foreign
-        return min(left, charged - self.undated) if charged else left
 
     def begin_period(self) -> None:
         self._before, self._since = self._since, 0
@@ -159,18 +153,6 @@ class Account:
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
             queued_prefill_pairs=self.pairs.left(reported.queued_prefill_pairs, foreign.prefill_pairs),
         )
-
-    def dated(self, view: LoadView, step_tokens: int) -> tuple[int, int]:
-        """Queued tokens and pairs that go before a first token that is due: those of such prompts, and a step of the
-        others, which runs now."""
-        _, tokens, _, pairs = view
-        least = (
-            self.tokens.dated(tokens, self.foreign.prefill_tokens),
-            self.pairs.dated(pairs, self.foreign.prefill_pairs),
-        )
-        if tokens - least[0] <= step_tokens:
-            return tokens, pairs
-        return least[0] + step_tokens, least[1] + (pairs - least[1]) * step_tokens // (tokens - least[0])
 
     def set_foreign(self, router: str, totals: Totals) -> None:
         before = self.by_router.get(router, NOTHING)

@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.index.roster import Roster
 from router.workers.account import (
-    NO_LIMIT,
     NO_LOAD,
     NOTHING,
     NUM_COLUMNS,
-    QUEUED_PAIRS,
-    QUEUED_TOKENS,
     Account,
     LoadView,
     Totals,
@@ -48,7 +45,6 @@ class Charge:
     _new_blocks: int  # of these, taken for the prompt
     _prefill_tokens: int
     _prefill_pairs: int
-    _is_dated: bool
     expires_s: float
 
     def __post_init__(self) -> None:
@@ -56,7 +52,6 @@ class Charge:
         self._decode.blocks += self._blocks
         self._prefill.tokens.charge(self._prefill_tokens)
         self._prefill.pairs.charge(self._prefill_pairs)
-        self._count_undated(1)
         self._ledger.changed(self._decode, self._prefill)
 
     def prefill_done(self) -> None:
@@ -90,13 +85,7 @@ class Charge:
         self._take_off_prefill()
         self._ledger.changed(self._decode, self._prefill)
 
-    def _count_undated(self, sign: int) -> None:
-        if not self._is_dated:
-            self._prefill.tokens.undated += sign * self._prefill_tokens
-            self._prefill.pairs.undated += sign * self._prefill_pairs
-
     def _take_off_prefill(self) -> None:
-        self._count_undated(-1)
         self._prefill.tokens.charged -= self._prefill_tokens
         self._prefill.pairs.charged -= self._prefill_pairs
         self._prefill_tokens = self._prefill_pairs = 0
@@ -109,9 +98,8 @@ class Charge:
 
 
 class LoadLedger:
-    """`times`: of a worker's steps, until `learn` tells better ones. `step_tokens`: of prompts, in one step. `relieved`
-    is called whenever a worker may take more than before. `has_news` is called when own charges differ from what
-    `take_changed` returned last."""
+    """`times`: of a worker's steps, until `learn` tells better ones. `relieved` is called whenever a worker may take
+    more than before. `has_news` is called when own charges differ from what `take_changed` returned last."""
 
     def __init__(
         self,
@@ -120,12 +108,10 @@ class LoadLedger:
         clock: Callable[[], float] = time.monotonic,
         *,
         times: StepTimes = USUAL,
-        step_tokens: int = NO_LIMIT,
         relieved: Callable[[], None] = lambda: None,
         has_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.relieved = relieved
-        self.step_tokens = step_tokens
         self._has_news = has_news
         self._changed: set[WorkerKey] = set()
         self._block_size = block_size
@@ -150,11 +136,9 @@ class LoadLedger:
         prefill_tokens: int,
         *,
         held_blocks: int = 0,
-        is_dated: bool = False,
     ) -> Charge:
         """Charges blocks for `num_tokens` to the decode worker, which has `held_blocks` of them cached, and computing
-        the last `prefill_tokens` to the worker that runs the prompt; `prefill` None: the decode worker runs it.
-        `is_dated`: its first token is due."""
+        the last `prefill_tokens` to the worker that runs the prompt; `prefill` None: the decode worker runs it."""
         decode_account = self._account(decode)
         prefill_account = decode_account if prefill is None else self._account(prefill)
         blocks = self.blocks_of(num_tokens)
@@ -171,7 +155,6 @@ class LoadLedger:
             blocks - held_blocks,
             prefill_tokens,
             pairs,
-            is_dated,
             now_s + self._charge_ttl_s,
         )
         self._charges[charge] = None
@@ -196,16 +179,11 @@ class LoadLedger:
         self.expire()
         return self._account(worker).view()
 
-    def columns(self, workers: tuple[WorkerKey, ...], *, is_dated: bool = False) -> NDArray[np.int64]:
-        """The loads of the workers, [n, NUM_COLUMNS]. `is_dated`: count only the queued tokens that run before a prompt
-        with a deadline."""
+    def columns(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.int64]:
+        """The loads of the workers, [n, NUM_COLUMNS]."""
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
-        if is_dated:
-            for i, worker in enumerate(workers):
-                if (account := self._accounts.get(worker)) is not None and account.tokens.undated:
-                    rows[i, QUEUED_TOKENS], rows[i, QUEUED_PAIRS] = account.dated(account.view(), self.step_tokens)
         return rows
 
     def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:

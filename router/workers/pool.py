@@ -82,7 +82,6 @@ class WorkerPool:
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
-        self._heed_due: bool | None = None  # a cache, see heed_due
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
@@ -145,13 +144,6 @@ class WorkerPool:
             others = (frozenset(worker.key for worker in both if worker.record.kv_form != form) for form in forms)
             self._strangers = tuple(others) if len({worker.record.kv_form for worker in both}) > 1 else ()
         return self._strangers
-
-    def heed_due(self) -> bool:
-        """Whether on every worker prompts whose first token is due go before others."""
-        if self._heed_due is None:
-            both = (*self._ready("decode").workers, *self._ready("prefill").workers)
-            self._heed_due = all(worker.record.heeds_due for worker in both)
-        return self._heed_due
 
     def link(self, key: WorkerKey) -> WorkerLink:
         """Raises WorkerLostError."""
@@ -232,7 +224,7 @@ class WorkerPool:
 
     def _changed(self) -> None:
         self._by_role.clear()
-        self._strangers = self._heed_due = None
+        self._strangers = None
         if self._ready("decode").workers:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:

@@ -121,7 +121,6 @@ class ScriptedWorker:
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.max_model_len = 4096
         self.kv_form = ""
-        self.heeds_due = True
         self.load = WorkerLoad(blocks_total=256)
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -152,7 +151,6 @@ class ScriptedWorker:
             max_model_len=self.max_model_len,
             pid=0,
             kv_form=self.kv_form,
-            heeds_due=self.heeds_due,
         )
 
     def added(self, state: str = "ready") -> Change:

@@ -42,7 +42,6 @@ class Limits:
     """What an engine cannot do, or does in its own way. The defaults are our own engine's."""
 
     masks: bool = False  # it compiles grammars itself; else sequences have matchers
-    heeds_due: bool = True  # prompts whose first token is due go before others
     refuses: Callable[[SamplingParams], str] = lambda sampling: ""
     """Why the engine cannot serve a request with these parameters; empty when it can."""
     repeats: Callable[[SamplingParams], bool] = lambda sampling: False

@@ -21,7 +21,7 @@ from runtime.errors import ConfigError, ModelError
 from worker.engines.base import EngineAssembly, Limits, OnStep, SharedKv, grammar_compiler, pool_layout
 
 log = structlog.get_logger()
-LIMITS = Limits(masks=True, heeds_due=False, refuses=refusal, repeats=repeats)
+LIMITS = Limits(masks=True, refuses=refusal, repeats=repeats)
 
 
 def build_vllm(config: ServingConfig) -> EngineAssembly:

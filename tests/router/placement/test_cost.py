@@ -7,6 +7,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from baton.cli.events.explain import _candidates, _formula
 from baton_proto.generated import inference_pb2 as pb
@@ -16,10 +17,12 @@ from router.placement.cost import SHIPPED, SHORT, TERMS, Term
 from router.placement.weights import Weights
 from router.views.explain import KNOBS, _candidate, term_rules
 from runtime.config.step_times import StepTimes
+from runtime.step_rule import prompt_ms
 
 CONFIG = Weights()
 REQUEST = Request(1000, 16)
 TIMES = msgspec.structs.astuple(StepTimes())
+targets_ms = st.sampled_from([10.0, 50.0, 200.0])
 
 
 def weighed(kind: str, config: Weights = CONFIG) -> Weighed:
@@ -82,7 +85,32 @@ def test_the_terms_add_up_to_the_cost_and_those_of_the_request_itself_to_the_tim
     for one in weighed(kind).costs():
         assert one.total == pytest.approx(sum(one.terms))
         weighted = one.terms[cost.DECODE] * (1 - cost.STEPS_TO_FIRST / CONFIG.decode_steps)
-        assert one.ttft_ms == pytest.approx(one.total - one.terms[cost.OTHERS] - weighted)
+        beside_ms = one.ttft_ms - (one.total - one.terms[cost.OTHERS] - weighted)
+        assert (beside_ms > 1e-6) == one.runs_prompt, "readers get tokens in the prompts' steps"
+        assert beside_ms >= -1e-6
+
+
+@given(
+    st.integers(1, 20_000), st.just(0) | st.integers(1, 40_000), st.integers(1, 60), st.integers(0, 20_000), targets_ms
+)
+def test_a_first_token_is_expected_when_steps_that_readers_can_bear_have_computed_the_prompts(
+    num_tokens: int, queued: int, requests: int, blocks: int, itl_ms: float
+) -> None:
+    """Compared with taking the steps one by one; only the last of them may be shorter than the others."""
+    times, context = StepTimes(), max(0, blocks * 16 - queued)
+    load = np.array([[requests, queued, blocks, queued**2 // 2, 0, 99_999, 0, 0, 0]], dtype=np.int64)
+    workers = Candidates((("a", 1),), np.zeros(1, dtype=np.int32), load, np.array([TIMES]))
+    config = msgspec.structs.replace(CONFIG, itl_ms=itl_ms)
+    (one,) = Weighed("decode", Request(num_tokens, 16), workers, config, Dice(0.0), alone=True).costs()
+    left_ms = times.prefill_ms(num_tokens, num_tokens**2 / 2)
+    left_ms += times.prefill_ms(queued, queued**2 // 2) if queued else 0.0
+    readers_ms = times.beside_ms(requests, context)
+    prompts_ms = prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, itl_ms, 0.0, False)
+    now_ms = 1.5 * times.decode_ms(requests, context)
+    while left_ms > 0.0:
+        now_ms += min(left_ms, prompts_ms) + readers_ms
+        left_ms -= prompts_ms
+    assert now_ms - readers_ms - 1e-6 <= one.ttft_ms <= now_ms + 1e-6
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])

@@ -254,19 +254,3 @@ def test_a_request_that_leaves_before_its_first_token_tells_nothing_of_how_block
     ledger.report(D, WorkerLoad(running=64, blocks_used=970, blocks_total=1000))
     ledger.charge("waits", D, None, num_tokens=800, prefill_tokens=800).release()
     assert ledger.columns((D,))[0, 5:].tolist() == [30, 0, 970, 64]
-
-
-def test_before_a_first_token_that_is_due_go_those_that_are_due_too_and_one_step_of_the_others() -> None:
-    ledger = LoadLedger(16, 300.0, step_tokens=512)
-    worker = ("w", 1)
-    with (
-        ledger.charge("book", worker, None, 10_000, 10_000),
-        ledger.charge("due", worker, None, 300, 300, is_dated=True),
-    ):
-        assert ledger.columns((worker,))[0, 1] == 10_300
-        assert ledger.columns((worker,), is_dated=True)[0, 1] == 300 + 512
-    with ledger.charge("due", worker, None, 300, 300, is_dated=True):
-        assert ledger.columns((worker,), is_dated=True)[0, 1] == 300
-    with ledger.charge("short", worker, None, 400, 400):
-        assert ledger.columns((worker,), is_dated=True)[0, 1] == 400, "a step takes them all"
-    assert ledger.columns((worker,), is_dated=True)[0, 1] == 0
