@@ -261,13 +261,12 @@ class Scheduler:
     def _ranked(self, now_s: float) -> list[_Ranked]:
         """The prompts that run or wait, in their order."""
         ranked = []
-        for sequence in chain(self.running, islice(self.waiting, RANKED)):
+        begun = [sequence for sequence in self.running if sequence.is_prefilling]
+        for sequence in chain(begun, islice(self.waiting, RANKED)):
             if sequence.status is SequenceStatus.WAITING:
                 start, end = self._at_hand(sequence), sequence.num_tokens
-            elif sequence.is_prefilling:
-                start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
             else:
-                continue
+                start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
             prompt = Prompt(start, end - start, (sequence.due_s - now_s) * 1e3)
             priority, arrival = sequence.order
             key = priority, not sequence.num_output_tokens, self.budget.rank(prompt), arrival
