@@ -3,9 +3,10 @@
     python -m benchmarks.simulated_and_real [--rates 2.4,4.8] [--requests 400] [--fleets 8,4+4] [--slower 20]
 
 Real: router, NATS and workers with the mock engine, each worker a process, whose steps last as the formula says,
-`--slower` times as long, so that a busy machine's own milliseconds weigh little. Fleets: `8` mixed workers, `4+4`
-prefill and decode workers. Simulated: the same arrivals and lengths in simulator/stepwise. Prompts are random token
-ids, so that nothing is cached. Goal: mean TTFT within 10 % at each rate. Exit code 1 when it is missed.
+`--slower` times as long, so that a busy machine's own milliseconds weigh little; the targets are as many times wider.
+Fleets: `8` mixed workers, `4+4` prefill and decode workers. Simulated: the same arrivals and lengths in
+simulator/stepwise. Prompts are random token ids, so that nothing is cached. Goal: mean TTFT within 10 % at each rate.
+Exit code 1 when it is missed.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from benchmarks.routing.report import machine, write_results
 from router.placement.weights import Weights
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
+from runtime.config.planner import TargetsConfig
 from runtime.config.serving import ServingConfig
 from runtime.config.step_times import StepTimes
 from simulator.advice.traffic import RandomTraffic
@@ -37,7 +39,7 @@ from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, simulate
 
 PROMPT, OUTPUT = (100, 2000), (20, 120)
-MAX_RUNNING, MAX_BATCH_TOKENS = 256, 2048
+MAX_RUNNING = 256
 GOAL = 0.1
 TIMEOUT_S = 600.0
 
@@ -85,21 +87,23 @@ def main() -> None:
 async def _compared(fleet: str, rate: float, count: int, slower: float) -> Row:
     prefill, decode = (int(part) for part in (fleet if "+" in fleet else f"0+{fleet}").split("+"))
     requests = RandomTraffic(PROMPT, OUTPUT, count).requests(rate, 0)
-    times = StepTimes().faster(1 / slower)
+    times, targets = StepTimes().faster(1 / slower), TargetsConfig(1000 * slower, 50 * slower)
     config = with_overrides(
         ServingConfig(model="mock"),
         {
             "router": {"http_port": 0, "grpc_port": 0, "queue_limit": count},
             "workers": {"prefill": prefill, "decode": decode, "per_process": 1},
-            "engine": {"max_running": MAX_RUNNING, "max_batch_tokens": MAX_BATCH_TOKENS},
+            "engine": {"max_running": MAX_RUNNING},
+            "planner": {"targets": structs.asdict(targets)},
             "step_times": structs.asdict(times),
             "logging": {"level": "error"},
         },
         "benchmark",
     )
     kv_tokens = config.mock.kv_blocks * config.engine.block_size
-    kind = WorkerKind(times, 1, kv_tokens, MAX_RUNNING, MAX_BATCH_TOKENS)
-    simulated = simulate(Layout(prefill, kind, decode, kind), requests, Weights.of(config.router.placement)).ttft_ms
+    kind = WorkerKind(times, 1, kv_tokens, MAX_RUNNING)
+    layout = Layout(prefill, kind, decode, kind)
+    simulated = simulate(layout, requests, Weights.of(config.router.placement), targets).ttft_ms
     real = await _real(config, requests)
     p90 = float(np.percentile(real, 90)), float(np.percentile(simulated, 90))
     return Row(fleet, rate, count, float(real.mean()), float(simulated.mean()), *p90)

@@ -33,7 +33,7 @@ def entry(function: F) -> F:
         return part(function)
 
 
-# Because numba's cache ignores changes of step_times.py, a test compares the compiled functions with the originals.
+# Because numba's cache ignores changes of step_times.py and step_rule.py, tests compare the results with theirs.
 prefill_seconds, decode_seconds, pairs_of = part(prefill_time), part(decode_time), part(token_pairs)
 
 

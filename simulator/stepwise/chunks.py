@@ -1,68 +1,78 @@
-"""Which prompts a step computes and how much of each, by the engine's rules (prefill_budget.py, scheduler.py)."""
+"""Which prompts a step computes and how much of each: by the rule of runtime/step_rule.py, as the engine's scheduler.
+
+The order among prompts does not change while they wait, because all age alike. Hence the prompts of a worker are a list
+in that order; a prompt moves forward in it when a part of it is computed. The rule's functions work in seconds, too.
+"""
 
 from typing import Any
 
-from simulator.compiled import pairs_of, part
-from simulator.stepwise.state import DECODES, MOST_PROMPTS, NOBODY, WAITING, Fleet, State, Worker, take_out
+from runtime.step_rule import at_hand_after, in_danger, prompt_ms, rank, tokens_within
+from simulator.compiled import decode_seconds, pairs_of, part
+from simulator.stepwise.state import COME, DECODES, NOBODY, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
-RIGHT_OF_FIRST, MUCH_SHORTER, LOOK_AHEAD = 4, 2, 8
+RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16
+
+_rank, _in_danger, _prompt_s, _tokens_within = part(rank), part(in_danger), part(prompt_ms), part(tokens_within)
+at_hand_s = part(at_hand_after)
 
 
 @part
-def start_prompts(w: int, budget: int, fleet: Fleet, state: State) -> None:
-    """Begins the waiting prompts whose turn comes in this step, and those that slip in before their turn."""
-    worker, begun, before, request = state.workers[w], state.begun[w], NOBODY, state.workers[w].first[WAITING]
-    for _ in range(LOOK_AHEAD):
-        if request == NOBODY or worker.prompts == MOST_PROMPTS:
-            return
-        it = state.requests[request]
-        after, place, earlier = it.follower, 0, 0
-        while place < worker.prompts and begun[place].request < request:
-            earlier += state.requests[begun[place].request].left
-            place += 1
-        if earlier < budget or it.left * MUCH_SHORTER <= state.requests[begun[0].request].left:
-            tokens = it.prompt + it.output if worker.kind == DECODES else it.prompt
-            if not fits(worker.kind, tokens, fleet, worker):
-                return
-            worker.reserved += tokens
-            worker.taken += 1
-            for other in range(worker.prompts, place, -1):
-                begun[other].request = begun[other - 1].request
-            begun[place].request = request
-            worker.prompts += 1
-            take_out(worker, WAITING, request, before, state)
-        else:
-            before = request
-        request = after
+def rank_come(w: int, fleet: Fleet, state: State) -> None:
+    """Gives the prompts that have come their places among the others, in order of arrival, up to RANKED that wait."""
+    worker = state.workers[w]
+    while worker.ranked < RANKED and worker.first[COME] != NOBODY:
+        request = worker.first[COME]
+        take_out(worker, COME, request, NOBODY, state)
+        worker.ranked += 1
+        place(w, request, fleet, state)
 
 
 @part
-def share_out(w: int, budget: int, state: State) -> Any:
-    """Gives each begun prompt its chunk: the first one a quarter by right, the rest where least is left. Returns the
-    tokens and pairs of the chunks."""
-    count, begun, requests, tokens, pairs = state.workers[w].prompts, state.begun[w], state.requests, 0, 0.0
-    if count == 0:
-        return tokens, pairs
-    for i in range(count):
-        begun[i].tokens = 0
-    begun[0].tokens = min(requests[begun[0].request].left, -(-budget // RIGHT_OF_FIRST))
-    budget -= begun[0].tokens
-    while budget > 0:
-        shortest, least = NOBODY, 0
-        for i in range(count):
-            left = requests[begun[i].request].left
-            if begun[i].tokens < left and (shortest == NOBODY or left < least):
-                shortest, least = i, left
-        if shortest == NOBODY:
+def place(w: int, request: int, fleet: Fleet, state: State) -> None:
+    """Puts a prompt into the list; among equals the one that came first goes first."""
+    worker, requests, it = state.workers[w], state.requests, state.requests[request]
+    it.rank_s = _rank(_work_s(request, fleet.times[worker.kind], state), -it.arrival_s)
+    before, after = NOBODY, worker.first[PROMPTS]
+    while after != NOBODY:
+        other_s = requests[after].rank_s
+        if other_s > it.rank_s or (other_s == it.rank_s and after > request):
             break
-        more = min(least - begun[shortest].tokens, budget)
-        begun[shortest].tokens += more
-        budget -= more
-    for i in range(count):
-        it = requests[begun[i].request]
-        tokens += begun[i].tokens
-        pairs += pairs_of(it.prompt - it.left, begun[i].tokens)
+        before, after = after, requests[after].follower
+    it.follower = after
+    if before == NOBODY:
+        worker.first[PROMPTS] = request
+    else:
+        requests[before].follower = request
+    if after == NOBODY:
+        worker.last[PROMPTS] = request
+
+
+@part
+def give_chunks(w: int, now_s: float, fleet: Fleet, state: State) -> Any:
+    """Chooses the chunks of the next step and begins prompts. Returns the tokens and pairs of the chunks."""
+    worker, request, tokens, pairs = state.workers[w], state.workers[w].first[PROMPTS], 0, 0.0
+    worker.chunks = 0
+    room = fleet.max_batch_tokens[worker.kind] - worker.batch
+    if request == NOBODY or room <= 0:
+        return tokens, pairs
+    times, budget_s, seen, starved = fleet.times[worker.kind], _budget_s(w, now_s, fleet, state), 0, False
+    while request != NOBODY:
+        it = state.requests[request]
+        start, after = it.prompt - it.left, it.follower
+        count = _tokens_within(budget_s, times[1], times[2], start, it.left)
+        if worker.chunks and (room <= 0 or count == 0):
+            break
+        if not it.begun and seen < LOOK_AHEAD and not starved:
+            seen += 1
+            starved = not _begins(request, fleet, worker, state)
+        if it.begun:
+            it.chunk = min(it.left, room, max(count, 1 if worker.chunks else LEAST_TOKENS))
+            worker.chunks += 1
+            of_chunk = pairs_of(start, it.chunk)
+            tokens, pairs, room = tokens + it.chunk, pairs + of_chunk, room - it.chunk
+            budget_s -= times[1] * it.chunk + times[2] * of_chunk
+        request = after
     return tokens, pairs
 
 
@@ -70,3 +80,38 @@ def share_out(w: int, budget: int, state: State) -> Any:
 def fits(kind: int, tokens: int, fleet: Fleet, worker: Worker) -> bool:
     room: bool = worker.taken < fleet.max_running[kind] and worker.reserved + tokens <= fleet.kv_tokens[kind]
     return room
+
+
+@part
+def _begins(request: int, fleet: Fleet, worker: Worker, state: State) -> bool:
+    it = state.requests[request]
+    tokens = it.prompt + it.output if worker.kind == DECODES else it.prompt
+    if not fits(worker.kind, tokens, fleet, worker):
+        return False
+    worker.reserved += tokens
+    worker.taken += 1
+    worker.ranked -= 1
+    it.begun = 1
+    return True
+
+
+@part
+def _budget_s(w: int, now_s: float, fleet: Fleet, state: State) -> Any:
+    """What prompts may take of the next step."""
+    worker, work_s, danger = state.workers[w], 0.0, False
+    times, request = fleet.times[worker.kind], worker.first[PROMPTS]
+    while request != NOBODY and not danger:
+        it = state.requests[request]
+        work_s += _work_s(request, times, state)
+        danger = _in_danger(work_s, it.arrival_s + fleet.ttft_s - now_s)
+        request = it.follower
+    readers_s = 0.0
+    if worker.batch:
+        readers_s = max(1e-12, decode_seconds(0.0, times[4], times[5], worker.batch, worker.context))
+    return _prompt_s(times[0], times[3], readers_s, fleet.itl_s, worker.at_hand_s, danger)
+
+
+@part
+def _work_s(request: int, times: Any, state: State) -> Any:
+    it = state.requests[request]
+    return times[1] * it.left + times[2] * pairs_of(it.prompt - it.left, it.left)

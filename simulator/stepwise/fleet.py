@@ -7,6 +7,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from router.placement.weights import Weights
+from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes
 from simulator.compiled import BUCKET_LOG, Floats, Ints
 from simulator.requests import Requests
@@ -22,7 +23,7 @@ class WorkerKind:
     gpus: int = 1
     kv_tokens: int = 524_288
     max_running: int = 256
-    max_batch_tokens: int = 8192
+    max_batch_tokens: int = 8192  # of a step: a bound of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Layout:
     prefill_kind: WorkerKind
     decode: int
     decode_kind: WorkerKind
+
+    @property
+    def cache_tokens(self) -> int:
+        """KV memory of all workers that run prompts."""
+        return self.prefill * self.prefill_kind.kv_tokens or self.decode * self.decode_kind.kv_tokens
 
     @property
     def gpus(self) -> int:
@@ -65,16 +71,20 @@ class Answers:
         return float(np.exp((bucket + 0.5) * BUCKET_LOG)) if total else 0.0
 
 
-def simulate(layout: Layout, requests: Requests, placement: Weights) -> Answers:
-    """Runs the requests to their end. Invariant: each fits into a worker's KV memory alone."""
-    fleet = fleet_of(layout, placement)
+TARGETS = TargetsConfig()
+
+
+def simulate(layout: Layout, requests: Requests, placement: Weights, targets: TargetsConfig = TARGETS) -> Answers:
+    """Runs the requests to their end; `targets` rule how long steps last. Invariant: each request fits into a worker's
+    KV memory alone."""
+    fleet = fleet_of(layout, placement, targets)
     state = new_state(fleet, requests)
     run(requests.arrival_s, fleet, state)
     assert not state.workers["requests"].any(), "a request was left over"
     return Answers(requests, state.requests["first_s"], state.requests["end_s"], state.gaps, int(state.events[0]))
 
 
-def fleet_of(layout: Layout, placement: Weights) -> Fleet:
+def fleet_of(layout: Layout, placement: Weights, targets: TargetsConfig = TARGETS) -> Fleet:
     kinds = (layout.prefill_kind, layout.decode_kind)
     return Fleet(
         np.array([astuple(kind.times) for kind in kinds]) / 1e3,
@@ -82,6 +92,8 @@ def fleet_of(layout: Layout, placement: Weights) -> Fleet:
         np.array([kind.max_running for kind in kinds]),
         np.array([kind.max_batch_tokens for kind in kinds]),
         np.array([layout.prefill, layout.decode]),
+        targets.ttft_ms / 1e3,
+        targets.itl_ms / 1e3,
         float(placement.decode_steps),
         placement.ship_ms / 1e3,
         placement.ship_token_ms / 1e3,

@@ -1,14 +1,13 @@
 """A fleet step by step as discrete events, compiled by numba: `run` simulates a list of requests to its end.
 
 Workers are of two kinds: one runs prompts and ships their KV; the other decodes, and runs prompts where the router says
-so. Without workers of the first kind all are mixed. A step runs prompt chunks within the budget of tokens and one token
-of each sequence beside them, by the engine's rules (prefill_budget.py, scheduler.py), and lasts as long as
-step_times.py says. Consecutive steps that only decode are one run up to the worker's next change; its time is their
-exact sum.
+so. Without workers of the first kind all are mixed. A step runs prompt chunks and one token of each sequence beside
+them, by the engine's rules (step_rule.py, scheduler.py), and lasts as long as step_times.py says. Consecutive steps
+that only decode are one run up to the worker's next change; its time is their exact sum.
 
-What is simpler than in a service: no first token is due (`Due` in prefill_budget.py); a request starts when its whole
-answer fits into its worker's KV memory, so nothing is preempted; of each prompt a given part is cached wherever it
-goes; and the router knows at once how far a worker is.
+What is simpler than in a service: all first tokens are due at the same target; a request starts when its whole answer
+fits into its worker's KV memory, so nothing is preempted; of each prompt a given part is cached wherever it goes; and
+the router knows at once how far a worker is.
 
 An event is an arrival, a first token, the end of a request, or the end of a worker's step. A run counts as one event,
 however many tokens it makes.
@@ -20,17 +19,18 @@ import math
 from typing import Any
 
 from simulator.compiled import Floats, bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
-from simulator.stepwise.chunks import fits, share_out, start_prompts
+from simulator.stepwise.chunks import at_hand_s, fits, give_chunks, place, rank_come
 from simulator.stepwise.heap import pop, push
 from simulator.stepwise.placing import note_load, placed
 from simulator.stepwise.state import (
+    COME,
     COMING,
     DECODES,
     NOBODY,
     PREFILLS,
+    PROMPTS,
     ROOMLESS,
     STEP_END,
-    WAITING,
     Fleet,
     State,
     Worker,
@@ -85,7 +85,7 @@ def _arrive(request: int, now_s: float, fleet: Fleet, state: State) -> None:
         append(decoder, ROOMLESS, request, state)
         _wake(d, now_s, fleet, state)
     else:
-        append(runner, WAITING, request, state)
+        append(runner, COME, request, state)
         _wake(p, now_s, fleet, state)
 
 
@@ -104,7 +104,7 @@ def _reserve(d: int, now_s: float, fleet: Fleet, state: State) -> None:
         worker.taken += 1
         take_out(worker, ROOMLESS, request, NOBODY, state)
         p = it.runs_on
-        append(state.workers[p], WAITING, request, state)
+        append(state.workers[p], COME, request, state)
         _wake(p, now_s, fleet, state)
 
 
@@ -115,7 +115,7 @@ def _wake(w: int, at_s: float, fleet: Fleet, state: State) -> None:
     worker = state.workers[w]
     if worker.run == 0:
         change(STEP_END, w, min(at_s, key_of(STEP_END, w, state.trees)), state.trees)
-    elif not worker.computes:
+    elif not worker.chunks:
         steps = _steps_until(at_s - worker.began_s, fleet, worker)
         if steps < worker.run:
             worker.run = steps
@@ -133,19 +133,16 @@ def _begin_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
     if worker.kind == DECODES:
         coming_s = _land(w, now_s, state)
         _reserve(w, now_s, fleet, state)
-    tokens, pairs = 0, 0.0
-    if worker.prompts or worker.first[WAITING] != NOBODY:
-        budget = max(0, fleet.max_batch_tokens[worker.kind] - worker.batch)
-        start_prompts(w, budget, fleet, state)
-        tokens, pairs = share_out(w, budget, state)
-    worker.began_s, worker.queue_s, worker.computes = now_s, now_s, tokens > 0
+    rank_come(w, fleet, state)
+    tokens, pairs = give_chunks(w, now_s, fleet, state)
+    worker.began_s, worker.queue_s = now_s, now_s
     end_s = coming_s
     worker.run = 0
     if tokens:
         worker.run = 1
         end_s = now_s + prefill_seconds(times[0], times[1], times[2], tokens, pairs)
         if worker.batch:
-            end_s += decode_seconds(times[3], times[4], times[5], worker.batch, worker.context)
+            end_s += decode_seconds(0.0, times[4], times[5], worker.batch, worker.context)
     elif worker.batch:
         worker.run = (state.ends[w, 0] >> 32) - worker.steps
         if coming_s < math.inf:
@@ -159,7 +156,10 @@ def _end_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
     worker = state.workers[w]
     state.events[0] += 1
     if worker.batch:
-        state.gaps[bucket((now_s - worker.began_s) / worker.run * 1e3)] += worker.run * worker.batch
+        took_s = now_s - worker.began_s
+        state.gaps[bucket(took_s / worker.run * 1e3)] += worker.run * worker.batch
+        # A run counts as one step that is shorter by the targets of the others.
+        worker.at_hand_s = at_hand_s(worker.at_hand_s, took_s - (worker.run - 1) * fleet.itl_s, fleet.itl_s)
         worker.steps += worker.run
         worker.context += worker.run * worker.batch
         worker.charged += worker.run * worker.batch
@@ -168,7 +168,9 @@ def _end_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
             worker.batch -= 1
             worker.context -= state.requests[request].prompt + state.requests[request].output
             _finish(w, request, now_s, state)
-    if worker.computes:
+    else:
+        worker.at_hand_s = 0.0
+    if worker.chunks:
         _compute(w, now_s, fleet, state)
 
 
@@ -198,23 +200,30 @@ def _steps_until(left_s: float, fleet: Fleet, worker: Worker) -> int:
 @part
 def _compute(w: int, now_s: float, fleet: Fleet, state: State) -> None:
     """The chunks of the step are done."""
-    worker, begun, kept = state.workers[w], state.begun[w], 0
-    for i in range(worker.prompts):
-        request, count = begun[i].request, begun[i].tokens
+    worker, before, request = state.workers[w], NOBODY, state.workers[w].first[PROMPTS]
+    while worker.chunks:
         it = state.requests[request]
+        after, count = it.follower, it.chunk
+        if count == 0:
+            before, request = request, after
+            continue
+        worker.chunks -= 1
         worker.queue_pairs -= pairs_of(it.prompt - it.left, count)
         worker.queue_tokens -= count
         it.left -= count
+        it.chunk = 0
+        take_out(worker, PROMPTS, request, before, state)
         if it.left:
-            begun[kept].request = request
-            kept += 1
+            place(w, request, fleet, state)
+            if it.follower == after:  # it has kept its place
+                before = request
         elif worker.kind == PREFILLS:
             worker.reserved -= it.prompt
             worker.taken -= 1
             _ship(request, now_s, fleet, state)
         else:
             _first_token(w, request, now_s, state)
-    worker.prompts = kept
+        request = after
     if worker.queue_tokens == 0:
         worker.queue_pairs = 0.0
 

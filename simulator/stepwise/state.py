@@ -13,8 +13,9 @@ Worker = Any  # one element of State.workers
 
 NOBODY = -1  # no worker, or no request
 PREFILLS, DECODES = range(2)  # kinds of workers
-WAITING, ROOMLESS, COMING = range(3)  # lists: wait for their turn, for room on their decode worker, for their KV
-MOST_PROMPTS = 16  # of one worker that are begun at a time
+# Lists: prompts that the next steps choose from, those that came behind them, those that wait for room on their decode
+# worker, and those whose KV is on its way.
+PROMPTS, COME, ROOMLESS, COMING = range(4)
 STEP_END = 0  # trees: when a worker's step ends. The others follow for each kind of workers:
 IDLE, NEAR, FAR, LEAST = range(1, 5)  # see placing.py
 TREES = 9
@@ -29,18 +30,19 @@ WORKER = np.dtype(
         ("queue_s", "f8"),  # the time from which on the queue takes what the formula says
         ("free_s", "f8"),  # when the queue is done by the formula; 0 without one
         ("steps_s", "f8"),  # what its decode steps cost a request, by the router
+        ("at_hand_s", "f8"),  # what its readers have saved up, see runtime/step_rule.py
         ("queue_tokens", "i8"),  # of prompts that are to run here
         ("reserved", "i8"),  # KV tokens of the requests that have their memory
         ("taken", "i4"),  # number of these requests
         ("kind", "i4"),  # PREFILLS or DECODES
         ("run", "i4"),  # steps until the end of the present step or run; 0: there is none
-        ("computes", "i4"),  # whether the step has prompt chunks
-        ("prompts", "i4"),  # that are begun
+        ("chunks", "i4"),  # of the present step
+        ("ranked", "i4"),  # prompts in PROMPTS that are not begun
         ("batch", "i4"),  # sequences that decode: B
         ("steps", "i4"),  # done since the start
         ("requests", "i4"),  # that the router has sent to decode here
-        ("first", "i4", 3),  # of WAITING, ROOMLESS and COMING
-        ("last", "i4", 3),
+        ("first", "i4", 4),  # of each list
+        ("last", "i4", 4),
     ],
     align=True,
 )
@@ -49,16 +51,17 @@ REQUEST = np.dtype(
         ("arrival_s", "f8"),
         ("first_s", "f8"),  # when the first token came or, while the KV is on its way, will come
         ("end_s", "f8"),  # when the last one came
+        ("rank_s", "f8"),  # the lowest goes first
         ("prompt", "i4"),  # tokens
         ("left", "i4"),  # of these, still to be computed
         ("output", "i4"),  # tokens
         ("follower", "i4"),  # the next one in its list
         ("runs_on", "i4"),  # the worker that runs the prompt
         ("decodes_on", "i4"),
-        ("unused", "i8", 2),  # a cache line in all
+        ("chunk", "i4"),  # tokens of the prompt in the present step
+        ("begun", "i4"),  # whether it has its memory: a cache line in all
     ]
 )
-CHUNK = np.dtype([("request", "i4"), ("tokens", "i4")])  # of a begun prompt, in the present step
 
 
 class Fleet(NamedTuple):
@@ -69,6 +72,8 @@ class Fleet(NamedTuple):
     max_running: Ints  # [2]
     max_batch_tokens: Ints  # [2]
     workers: Ints  # [2] how many there are; those that prefill come first
+    ttft_s: float  # targets
+    itl_s: float
     decode_steps: float  # this and the rest as in PlacementConfig, in seconds
     ship_s: float
     ship_token_s: float
@@ -81,7 +86,6 @@ class State(NamedTuple):
     workers: NDArray[np.void]  # [workers] of WORKER
     requests: NDArray[np.void]  # [requests] of REQUEST
     trees: Trees  # [TREES, nodes]
-    begun: NDArray[np.void]  # [workers, MOST_PROMPTS] of CHUNK, in order of arrival
     ends: Ints  # [workers, max_running] heap of count of steps * 2^32 + the request that ends then
     events: Ints  # [1] how many there were
     gaps: Ints  # [BUCKETS] histogram of the times between two tokens of a request
@@ -103,7 +107,6 @@ def new_state(fleet: Fleet, given: Requests) -> State:
         workers,
         requests,
         trees,
-        begun=np.zeros((len(workers), MOST_PROMPTS), CHUNK),
         ends=np.zeros((len(workers), fleet.max_running.max()), np.int64),
         events=np.zeros(1, np.int64),
         gaps=np.zeros(BUCKETS, np.int64),

@@ -1,20 +1,25 @@
 """The fleet step by step against what can be reckoned by hand, and against the engine's own rules."""
 
-import itertools
 import random
+from collections import deque
 
 import numpy as np
 import pytest
 
+from baton_proto.discovery import TimedStep
 from benchmarks.planner.workload import chat_lengths, requests_of
 from engine.blocks.block_manager import BlockManager
 from engine.core import prefill_budget, scheduler
+from engine.core.engine import Engine
+from engine.core.timed_steps import TimedSteps, timed_step
+from engine.runners.mock_runner import MockRunner
+from engine.sequences.batch import Batch
 from router.placement.weights import Weights
+from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import Requests
 from simulator.stepwise import chunks
-from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
-from simulator.stepwise.state import new_state
+from simulator.stepwise.fleet import Layout, WorkerKind, simulate
 from tests.engine.kv_oracle import make_sequence
 
 TIMES = StepTimes()
@@ -54,13 +59,14 @@ def test_a_shipped_prompt_costs_its_way() -> None:
 
 
 def test_a_prompt_beside_a_decode_begins_with_the_next_step_and_delays_it() -> None:
-    answers = simulate(ONE, requests((0.0, 100, 201), (0.1, 3000, 1)), CONFIG)
+    answers = simulate(ONE, requests((0.0, 100, 201), (0.1, 3000, 1)), CONFIG, TargetsConfig(itl_ms=100.0))
     first_ms = prompt_ms(100)
     step = next(n for n in range(200) if first_ms + decodes_ms(101, n) >= 100)  # the first that ends after the arrival
     begins_ms = first_ms + decodes_ms(101, step)
-    chunk_ms = prompt_ms(3000) + TIMES.decode_ms(1, 101 + step)
+    chunk_ms = prompt_ms(3000) + TIMES.beside_ms(1, 101 + step)
     assert answers.ttft_ms[1] == pytest.approx(begins_ms - 100 + chunk_ms)
-    assert answers.end_s[0] * 1e3 == pytest.approx(first_ms + decodes_ms(101, 200) + prompt_ms(3000))
+    alone_ms = first_ms + decodes_ms(101, 200)
+    assert answers.end_s[0] * 1e3 == pytest.approx(alone_ms + prompt_ms(3000) - TIMES.decode_floor_ms)
 
 
 def test_a_prompt_longer_than_a_step_runs_in_chunks() -> None:
@@ -75,56 +81,69 @@ def test_a_request_waits_until_its_whole_answer_fits() -> None:
         assert answers.first_s[1] > answers.end_s[0]
 
 
-def test_a_step_is_shared_out_as_the_engine_does() -> None:
-    assert prefill_budget.RIGHT_OF_FIRST == chunks.RIGHT_OF_FIRST
-    assert prefill_budget.MUCH_SHORTER == chunks.MUCH_SHORTER
-    assert scheduler.LOOK_AHEAD == chunks.LOOK_AHEAD
-    dice = random.Random(0)
-    for _ in range(300):
-        left = [dice.randrange(1, 900) for _ in range(dice.randrange(1, 8))]
-        budget = dice.randrange(1, 3000)
-        state = new_state(fleet_of(ONE, CONFIG), requests(*((0.0, tokens, 1) for tokens in left)))
-        state.begun["request"][0, : len(left)] = range(len(left))
-        state.workers["prompts"][0] = len(left)
-        tokens, pairs = chunks.share_out(0, budget, state)
-        shares = prefill_budget.share_out(budget, left)
-        assert state.begun["tokens"][0, : len(left)].tolist() == shares
-        assert (tokens, pairs) == (sum(shares), sum(token_pairs(0, share) for share in shares))
+def test_the_kernel_has_the_constants_of_the_engine() -> None:
+    theirs = (scheduler.RANKED, scheduler.LOOK_AHEAD, prefill_budget.LEAST_TOKENS)
+    assert theirs == (chunks.RANKED, chunks.LOOK_AHEAD, chunks.LEAST_TOKENS)
 
 
-def engines_ttft_ms(prompts: list[int], budget: int) -> list[float]:
-    """When the engine's scheduler has computed prompts of which all but the first come during the first step."""
-    took_ms, ends_ms = 0.0, [0.0] * len(prompts)
-    waiting = scheduler.Scheduler(BlockManager(1024, 16), max_batch_tokens=budget, max_running=64)
-    first = itertools.accumulate(prompts, initial=0)
-    sequences = [
-        make_sequence(str(i), range(at, at + n)) for i, (at, n) in enumerate(zip(first, prompts, strict=False))
-    ]
-    coming = iter(sequences)
-    waiting.add(next(coming))
-    while waiting.has_work:
-        items = waiting.schedule().prefill
-        pairs = sum(token_pairs(item.end - item.num_tokens, item.num_tokens) for item in items)
-        took_ms += TIMES.prefill_ms(sum(item.num_tokens for item in items), pairs)
-        for sequence in coming:
-            waiting.add(sequence)
-        for item in items:
-            item.sequence.num_computed_tokens = item.end
-            if item.sample:
-                ends_ms[int(item.sequence.request_id)] = took_ms
-                waiting.finish(item.sequence)
-    return ends_ms
+def engines_answers(given: Requests, kind: WorkerKind, targets: TargetsConfig) -> tuple[list[float], list[float]]:
+    """When an engine with these requests has their first and their last tokens, in seconds."""
+    runner = MockRunner(kind.times, 10_000, range(10), -1)
+    engine = Engine(
+        runner,
+        BlockManager(kind.kv_tokens, 1),
+        max_batch_tokens=kind.max_batch_tokens,
+        max_running=kind.max_running,
+        eos_token_ids=frozenset(),
+        targets=targets,
+        step_times=kind.times,
+        clock=runner.clock,
+    )
+    rows = zip(given.arrival_s.tolist(), given.prompt.tolist(), given.output.tolist(), strict=True)
+    coming, token, first_s, end_s = deque(enumerate(rows)), 100, [0.0] * len(given.prompt), [0.0] * len(given.prompt)
+    engine.timed_steps = KnownTimes(kind.times)
+    while coming or engine.has_work:
+        if not engine.has_work:
+            runner.now_s = max(runner.now_s, coming[0][1][0])
+        while coming and coming[0][1][0] <= runner.now_s:
+            number, (arrival_s, prompt, output) = coming.popleft()
+            sequence = make_sequence(str(number), range(token, token + prompt), max_tokens=output, ignore_eos=True)
+            token += prompt
+            engine.add(sequence)
+            sequence.due_s = arrival_s + targets.ttft_ms / 1e3  # it came while a step ran
+        for news in engine.step().outputs:
+            number = int(news.sequence.request_id)
+            first_s[number] = first_s[number] or runner.now_s
+            end_s[number] = runner.now_s
+    return first_s, end_s
 
 
-def test_prompts_begin_in_the_step_in_which_the_engine_begins_them() -> None:
-    dice = random.Random(0)
-    for _ in range(60):
-        prompts = [dice.choice((20, 200, 2000)) + dice.randrange(100) for _ in range(dice.randrange(2, 14))]
-        budget = dice.randrange(64, 1500)
-        kind = WorkerKind(TIMES, max_batch_tokens=budget)
-        rows = [(i * 1e-9, tokens, 1) for i, tokens in enumerate(prompts)]
-        answers = simulate(Layout(0, kind, 1, kind), requests(*rows), CONFIG)
-        assert answers.ttft_ms == pytest.approx(engines_ttft_ms(prompts, budget), rel=1e-6)
+class KnownTimes(TimedSteps):
+    """They need not be fitted."""
+
+    knows_prompts = True
+
+    def add(self, batch: Batch, step_ms: float, now_s: float) -> TimedStep:
+        return timed_step(batch, step_ms)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_takes_the_steps_that_the_engine_takes(seed: int) -> None:
+    """Each case is a burst or a stream. Where memory is short, answers have one token, because the engine preempts."""
+    dice = random.Random(seed)
+    gap_s, target_ms = dice.choice((0.0, 0.02, 0.1)), dice.choice((15.0, 50.0))
+    is_short = seed % 3 == 0
+    kv_tokens, outputs = (9000, (1,)) if is_short else (400_000, (1, 30, 200))
+    kind = WorkerKind(TIMES, kv_tokens=kv_tokens, max_batch_tokens=dice.choice((700, 8192)))
+    at_s, rows = 0.0, []
+    for _ in range(dice.choice((30, 160))):
+        rows.append((at_s, dice.choice((20, 200, 3000)) + dice.randrange(100), dice.choice(outputs)))
+        at_s += dice.expovariate(1 / gap_s) if gap_s else 1e-9
+    given, targets = requests(*rows), TargetsConfig(dice.choice((300.0, 3000.0)), target_ms)
+    answers = simulate(Layout(0, kind, 1, kind), given, CONFIG, targets)
+    first_s, end_s = engines_answers(given, kind, targets)
+    assert answers.first_s == pytest.approx(first_s, rel=1e-6)
+    assert answers.end_s == pytest.approx(end_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("layout", [Layout(0, KIND, 3, KIND), Layout(1, KIND, 2, KIND)])
