@@ -41,7 +41,7 @@ and replace nothing, the goal least of all:
   it either way.
 
 Rules: `router`; `foresees`, which forks at each decision and lets in whoever is in time and makes nobody late: what is
-possible; `but noise`, which knows all but how long the coming steps take. The last two are slow and for mixed fleets.
+possible. The last one is slow and for mixed fleets.
 Figures are of the time after the first third. Goals of the router's rule: at most 2 % wrong refusals; at load 2, 95 %
 of the larger capacity in time. Exit code 1 when a goal is missed.
 """
@@ -52,7 +52,6 @@ import logging
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -73,7 +72,6 @@ from benchmarks.routing_quality import FLEETS, HALVES, NOISE, TRACE_FOLDERS
 RULES: dict[str, Callable[..., Refusing]] = {
     "router": Refusing,
     "foresees": Foreseeing,
-    "but noise": partial(Foreseeing, foresees_noise=False),
 }
 WARM = 1 / 3  # of the run
 IN_TIME = 0.99  # of first tokens, at the capacity

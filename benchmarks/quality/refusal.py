@@ -155,13 +155,11 @@ class Refusing(Run):
 
 class Foreseeing(Refusing):
     """Lets a request in if that is in time and makes nobody late who was let in: a copy has tried. Mixed fleets
-    only. Nobody later need be tried, because the rule lets in nobody who does harm. `foresees_noise`: how long each
-    step will take."""
+    only. Nobody later need be tried, because the rule lets in nobody who does harm."""
 
-    def __init__(self, fleet: Fleet, seed: int = 0, *, foresees_noise: bool = True, **probing: float) -> None:
+    def __init__(self, fleet: Fleet, seed: int = 0, **probing: float) -> None:
         super().__init__(fleet, seed, **probing)
         assert not fleet.prefill_workers
-        self._foresees_noise = foresees_noise
         self._chosen: WorkerKey = ("", 0)
 
     def _submit(self, key: WorkerKey, job: Job, now_s: float) -> None:
@@ -176,17 +174,13 @@ class Foreseeing(Refusing):
 
     def _try(self, request: TraceRequest, fate: Fate, end: int) -> Never:
         """Answers, in the copy, whether the request has to be refused."""
-        if not self._foresees_noise:
-            for worker in self.workers.values():
-                worker.dice.seed(request.number)
         self._probe = None
         Run.arrive(self, fate.arrived_s, request)
         self._coming = [event for event in self._coming if event[2] == self._chosen]
         heapify(self._coming)
         worker = self.workers[self._chosen]
-        hopeless = [] if self._foresees_noise else worker.order(fate.arrived_s)[1]
-        here = [job for job in worker.prompts() if job not in hopeless and job.due_s > fate.arrived_s]
-        due_s = {job.request.number: job.due_s for job in here}
+        here = [job for job in worker.prompts() if job.sequence.due_s > fate.arrived_s]
+        due_s = {job.request.number: job.sequence.due_s for job in here}
         if request.number not in due_s:
             answer(end, True)
         while due_s:

@@ -40,7 +40,7 @@ class Fleet:
     prefill_workers: int = 0
     speeds: tuple[float, ...] = (1.0,)  # of the workers in turn, as multiples of the engine's
     expects: bool = False  # whether the router takes prompts that are on their way for cached
-    due_ms: float = math.inf  # when each first token is due
+    due_ms: float = math.inf  # when each first token is due; infinite: at the engine's target
     noise: float = 0.0  # standard deviation of the logarithm of a prompt step's time
 
 
@@ -106,8 +106,7 @@ class Router:
         match = self.tree.find(request.block_hashes)
         facts = (match, self._expected.outlook(match, request.block_hashes))
         prefills, decodes = (candidates(self.ledger, keys, *facts) for keys in (self._prefill, self._decode))
-        facts_of = Request(request.prompt_tokens, self._block_size)
-        return Question(facts_of, prefills, decodes, self._due_ms)
+        return Question(Request(request.prompt_tokens, self._block_size), prefills, decodes, self._due_ms)
 
     def first_token(self, request: TraceRequest) -> None:
         if (expectation := self._expectations.pop(request.number, None)) is not None:
@@ -157,8 +156,7 @@ class Run:
         self.until(now_s)
         self.router.now_s = now_s
         decode, prefill, charge = self.router.choose(request)
-        job = new_job(request, self.fleet.block_size, now_s, charge)
-        job.due_s = now_s + self.fleet.due_ms / 1e3
+        job = new_job(request, self.fleet.block_size, now_s, charge, self.fleet.due_ms)
         if prefill is None:
             self._submit(decode, job, now_s)
         else:
@@ -186,8 +184,7 @@ class Run:
         """Has the prompts run for whose KV the decode worker has room by now."""
         for job in self.workers[decode].reserved():
             self._coming_kv[job.request.number] = job
-            prompt = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge)
-            prompt.due_s = job.due_s
+            prompt = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge, self.fleet.due_ms)
             self._submit(job.prefill, prompt, now_s)
 
     def _push(self, at_s: float | None, key: WorkerKey, job: Job | None = None) -> None:

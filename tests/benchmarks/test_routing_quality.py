@@ -125,7 +125,7 @@ def test_the_first_token_comes_when_the_formula_says(tmp_path: Path) -> None:
 def test_a_prompt_that_comes_in_mid_decode_begins_with_the_next_step(tmp_path: Path) -> None:
     lines = [(0, 100, 1000, [1]), (3000, 100, 10, [2])]
     requests = load_trace(write_trace(tmp_path / "trace.gz", lines), BLOCK)
-    engine = SimulatedEngine(decode_floor_ms=500.0)
+    engine = SimulatedEngine(decode_sequence_ms=500.0)
     outcome = simulate(arrivals(requests, 1.0, seed=0), Fleet(workers=1, engine=engine), BATON, seed=0)
     first, second = outcome.ttft_s
     assert first < 0.01
@@ -143,7 +143,7 @@ def test_where_blocks_run_out_the_last_one_gives_its_own_back_and_is_computed_ag
     run.until(math.inf)
     assert len(run.outcome.ttft_s) == 2, "a first token comes once"
     assert run.outcome.cached_tokens == 0, "what is computed again was not found"
-    assert worker.num_preemptions == 1
+    assert worker.scheduler.num_preemptions == 1
     assert worker.load() == WorkerLoad(blocks_total=10)
     assert run.router.ledger.view(("decode-0", 1)) == LoadView(0, 0, 0)
 
