@@ -162,6 +162,7 @@ def test_the_wheel_holds_what_a_user_needs_beside_the_code(wheel: Path) -> None:
         "/proto/kserve/v2/open_inference.proto",
         "/inference_pb2.pyi",
         "router/ui/page.html",
+        "baton/cli/advice/profiles.yaml",
         "/LICENSE",
     ):
         assert any(name.endswith(ending) for name in names), ending

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.bench.workload import TraceLine
+from baton.bench.workload import TRACE_BLOCK, TraceLine
 from baton.cli.advice.inputs import Workers
 from benchmarks.whole.figures import Cell
 from benchmarks.whole.servers import System
-from benchmarks.whole.traces import shareable
 from router.placement.weights import Weights
 from runtime.errors import ConfigError
 from simulator.advice.comparison import Comparison
@@ -39,7 +38,13 @@ class Advisor:
         arrival_s, prompt, output = (
             np.array([getattr(line, name) for line in lines]) for name in ("timestamp", "input_length", "output_length")
         )
-        coming = TraceTraffic(arrival_s / 1e3, prompt, np.maximum(1, output), shareable(lines))
+        coming = TraceTraffic(
+            arrival_s / 1e3,
+            prompt,
+            np.maximum(1, output),
+            hash_ids=[line.hash_ids for line in lines],
+            block_tokens=TRACE_BLOCK,
+        )
         config = self._workers.config
         comparison = Comparison(coming, config.planner.targets, Weights.of(config.router.placement), gpus, 1)
         score = comparison.score(found[0], cell[1], seed=0)

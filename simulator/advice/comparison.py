@@ -13,7 +13,6 @@ from runtime.config.planner import TargetsConfig
 from simulator.advice.traffic import Traffic
 from simulator.stepwise.fleet import Layout, simulate
 
-WARM_UP = 0.1  # share of the requests, from the first on, that do not count
 DOUBLINGS = 12  # up or down from the rate asked for, in the search of what a layout carries
 BISECTIONS = 5  # of a factor of 2, to 2 %
 RESOLUTION = 0.02  # of the search
@@ -24,10 +23,14 @@ class Score(Struct, frozen=True):
 
     in_time: float  # share of the requests
     goodput: float  # requests/s
+    ttft_mean_ms: float
     ttft_p50_ms: float
+    ttft_p90_ms: float
     ttft_p99_ms: float
+    itl_mean_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
+    answer_mean_s: float  # from the request to the last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,11 @@ class Standing:
     scores: list[Score]  # at the rate asked for
     carried: list[float]  # requests/s at which the targets' share of requests is in time; 0: at no rate
 
+    def each(self, field: str) -> list[float]:
+        return [getattr(score, field) for score in self.scores]
+
     def mean(self, field: str) -> float:
-        return float(np.mean([getattr(score, field) for score in self.scores]))
+        return float(np.mean(self.each(field)))
 
 
 class Comparison:
@@ -54,14 +60,23 @@ class Comparison:
         return Standing(layout, scores, [self._carried(layout, rate, seed) for seed in self.seeds])
 
     def score(self, layout: Layout, rate: float, seed: int) -> Score:
-        requests = self._traffic.requests(rate, seed)
-        answers = simulate(layout, requests, self._placement)
-        counted = slice(int(WARM_UP * len(requests.arrival_s)), None)
-        ttft_ms = answers.ttft_ms[counted]
-        met = (ttft_ms <= self.targets.ttft_ms) & (answers.itl_ms[counted] <= self.targets.itl_ms)
-        in_time = float(met.mean())
-        p50_ms, p99_ms = (float(value) for value in np.percentile(ttft_ms, (50, 99)))
-        return Score(in_time, in_time * rate, p50_ms, p99_ms, answers.gap_ms(0.5), answers.gap_ms(0.99))
+        requests = self._traffic.requests(rate, seed, layout.cache_tokens)
+        answers = simulate(layout, requests, self._placement, self.targets)
+        in_time = float(((answers.ttft_ms <= self.targets.ttft_ms) & (answers.itl_ms <= self.targets.itl_ms)).mean())
+        p50_ms, p90_ms, p99_ms = np.percentile(answers.ttft_ms, (50, 90, 99)).tolist()
+        gaps_s = float((answers.end_s - answers.first_s).sum())
+        return Score(
+            in_time=in_time,
+            goodput=in_time * rate,
+            ttft_mean_ms=float(answers.ttft_ms.mean()),
+            ttft_p50_ms=p50_ms,
+            ttft_p90_ms=p90_ms,
+            ttft_p99_ms=p99_ms,
+            itl_mean_ms=gaps_s * 1e3 / max(1, int((requests.output - 1).sum())),
+            itl_p50_ms=answers.gap_ms(0.5),
+            itl_p99_ms=answers.gap_ms(0.99),
+            answer_mean_s=float((answers.end_s - requests.arrival_s).mean()),
+        )
 
     def _carried(self, layout: Layout, rate: float, seed: int) -> float:
         def carries(rate: float) -> bool:

@@ -1,10 +1,12 @@
 """The requests that layouts are compared on, at any rate: random ones, or those of a trace."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from simulator.advice.prefixes import uncached
 from simulator.compiled import Floats, Ints
 from simulator.requests import Requests
 
@@ -12,8 +14,9 @@ PARTS = 20  # of a trace, drawn with replacement
 
 
 class Traffic(Protocol):
-    def requests(self, rate: float, seed: int) -> Requests:
-        """Requests at `rate` per second. The same seed gives the same requests, sooner or later after one another."""
+    def requests(self, rate: float, seed: int, cache_tokens: int) -> Requests:
+        """Requests at `rate` per second. The same seed gives the same requests, sooner or later after one another.
+        `cache_tokens`: KV memory of the workers that run prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class RandomTraffic:
     count: int
     cached: float = 0.0  # share of each prompt
 
-    def requests(self, rate: float, seed: int) -> Requests:
+    def requests(self, rate: float, seed: int, cache_tokens: int = 0) -> Requests:
         dice = np.random.default_rng(seed)
         arrival_s = np.cumsum(dice.exponential(1 / rate, self.count))
         prompt = dice.integers(self.prompt[0], self.prompt[1] + 1, self.count)
@@ -41,7 +44,10 @@ class TraceTraffic:
     arrival_s: Floats  # [requests], rising
     prompt: Ints
     output: Ints
-    cached: float = 0.0
+    cached: float = 0.0  # share of each prompt, where `hash_ids` are not known
+    hash_ids: Sequence[Sequence[int]] = ()  # of each prompt: one for each `block_tokens`
+    block_tokens: int = 1
+    _uncached: dict[int, Ints] = field(default_factory=dict)  # [requests], by the size of the caches
 
     @property
     def rate(self) -> float:
@@ -51,7 +57,8 @@ class TraceTraffic:
     def duration_s(self) -> float:
         return float(self.arrival_s[-1] - self.arrival_s[0])
 
-    def requests(self, rate: float, seed: int) -> Requests:
+    def requests(self, rate: float, seed: int, cache_tokens: int = 0) -> Requests:
+        """Each request finds in the caches what it found in the trace's own order."""
         times, order = self.arrival_s - self.arrival_s[0], np.arange(len(self.arrival_s))
         if seed:
             part_s = self.duration_s / PARTS
@@ -60,8 +67,15 @@ class TraceTraffic:
             order = np.concatenate([np.flatnonzero(part_of == part) for part in drawn])
             moved = np.concatenate([np.full((part_of == part).sum(), n - part) for n, part in enumerate(drawn)])
             times = times[order] + moved * part_s
-        prompt, output = self.prompt[order], self.output[order]
-        return Requests(times * self.rate / rate, prompt, _uncached(prompt, self.cached), output)
+        left = self._left(cache_tokens)
+        return Requests(times * self.rate / rate, self.prompt[order], left[order], self.output[order])
+
+    def _left(self, cache_tokens: int) -> Ints:
+        if not self.hash_ids:
+            return _uncached(self.prompt, self.cached)
+        if cache_tokens not in self._uncached:
+            self._uncached[cache_tokens] = uncached(self.prompt, self.hash_ids, self.block_tokens, cache_tokens)
+        return self._uncached[cache_tokens]
 
 
 def _uncached(prompt: Ints, cached: float) -> Ints:

@@ -48,12 +48,17 @@ class Range(Struct, frozen=True):
     by: float  # share of the better side's goodput, at most
 
 
+def plus_minus(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of their mean."""
+    return float(T[len(values) - 2] * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
 def difference(ones: Sequence[float], others: Sequence[float], resolution: float = NEGLIGIBLE) -> Difference:
     """ones - others, seed by seed. `resolution`: share of the values below which nothing is known."""
     gaps = np.array(ones) - np.array(others)
-    mean, plus_minus = float(gaps.mean()), float(T[len(gaps) - 2] * gaps.std(ddof=1) / np.sqrt(len(gaps)))
+    mean, spread = float(gaps.mean()), plus_minus(gaps.tolist())
     least = resolution * max(float(np.mean(ones)), float(np.mean(others)))
-    return Difference(mean, plus_minus, abs(mean) <= max(plus_minus, least))
+    return Difference(mean, spread, abs(mean) <= max(spread, least))
 
 
 def goodputs(standing: Standing) -> list[float]:

@@ -29,6 +29,9 @@ ProfileOption = Annotated[
         help="What `baton profile --out` wrote, or a serving.yaml; one for each engine.tensor_parallel to compare.",
     ),
 ]
+GpuOption = Annotated[
+    str | None, typer.Option("--gpu", metavar="h100 | h200", help="With --model 8b: steps that were measured on it.")
+]
 NamedOption = Annotated[
     str | None,
     typer.Option(metavar="NAME_OR_PATH", help="Measure its steps here first, as `baton profile`; `mock`: made up."),
@@ -57,8 +60,16 @@ AttainmentOption = Annotated[
     float | None,
     typer.Option(min=0.5, max=0.9999, metavar="SHARE", show_default="planner.targets", help="That is in time."),
 ]
-CachedOption = Annotated[float, typer.Option(min=0, max=0.99, metavar="SHARE", help="Of prompts, in prefix caches.")]
-KvTokensOption = Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="KV memory of one GPU.")]
+CachedOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=0.99, metavar="SHARE", show_default="0; by a trace's hash_ids", help="Of prompts, in prefix caches."
+    ),
+]
+KvTokensOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=10**9, metavar="N", show_default="524288; of --gpu", help="KV memory of one GPU."),
+]
 RequestsOption = Annotated[
     int | None,
     typer.Option(
@@ -72,6 +83,7 @@ PlotOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Goodput o
 def advise(
     gpus: GpusOption,
     profile: ProfileOption = None,
+    gpu: GpuOption = None,
     model: NamedOption = None,
     trace: TraceOption = None,
     rate: RateOption = None,
@@ -81,8 +93,8 @@ def advise(
     ttft: TtftOption = None,
     itl: ItlOption = None,
     attainment: AttainmentOption = None,
-    cached: CachedOption = 0,
-    kv_tokens: KvTokensOption = 524_288,
+    cached: CachedOption = None,
+    kv_tokens: KvTokensOption = None,
     requests: RequestsOption = None,
     seeds: SeedsOption = 5,
     plot: PlotOption = None,
@@ -90,11 +102,12 @@ def advise(
 ) -> None:
     """Does disaggregation pay here? Simulate mixed workers, and prefill beside decode workers in all splits.
 
-    Goodput: requests per second whose TTFT and mean ITL meet the targets, at --rate. A layout carries the highest rate
-    at which the share --attainment is in time. `+-` is half of the 95 % interval over --seeds.
+    Steps last as long as the targets allow, as the engine's do. Goodput: requests per second whose TTFT and mean ITL
+    meet the targets, at --rate. A layout carries the highest rate at which the share --attainment is in time. `+-` is
+    half of the 95 % interval over --seeds.
     """
     with errors_reported():
-        workers = Workers(profile or [], model, kv_tokens)
+        workers = Workers(profile or [], model, kv_tokens, gpu)
         given = {"ttft_ms": ttft, "itl_ms": itl, "attainment": attainment}
         targets = msgspec.structs.replace(
             workers.config.planner.targets, **{key: value for key, value in given.items() if value is not None}

@@ -1,6 +1,6 @@
 """The answer of `baton advise`: a table, sentences, or JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,10 @@ from rich.table import Table
 from baton.cli.terminal.output import counted, rounded
 from simulator.advice.comparison import RESOLUTION, Comparison, Standing
 from simulator.advice.layouts import name
-from simulator.advice.verdict import Point, Range, best_of_each, difference, ranges
+from simulator.advice.verdict import Point, Range, best_of_each, difference, plus_minus, ranges
 
 SHOWN = 12  # layouts in the table
+STATISTICS = {"ttft_ms": ("mean", "p50", "p90", "p99"), "itl_ms": ("mean", "p50", "p99"), "answer_s": ("mean",)}
 HEADERS = ("goodput/GPU", "in time", "TTFT ms P50", "P99", "ITL ms P50", "P99", "carries/GPU", "+-")
 
 
@@ -49,6 +50,10 @@ def sentences(
     elif carries < rate:
         wanted = f"{rounded(rate)} requests/s"
         said.append(f"No layout carries {wanted} within the targets: take more GPUs, or wider targets.")
+    said.append(
+        f"Its steps beside answers last up to {rounded(comparison.targets.itl_ms)} ms (planner.targets.itl_ms)."
+    )
+    said += [f"Expected at {rounded(rate)} requests/s: {'; '.join(_expected(best))}."]
     if len(equal) > 1:
         said.append(f"Within noise of it: {'; '.join(name(one.layout) for one in equal[1:4])}.")
     sides = best_of_each(standings)
@@ -77,11 +82,10 @@ def document(
             "decode": one.layout.decode,
             "gpus_per_prefill_worker": one.layout.prefill_kind.gpus,
             "gpus_per_decode_worker": one.layout.decode_kind.gpus,
-            "max_batch_tokens": one.layout.decode_kind.max_batch_tokens,
             "goodput_per_gpu": one.mean("goodput") / comparison.gpus,
             "in_time": one.mean("in_time"),
-            "ttft_ms": {"p50": one.mean("ttft_p50_ms"), "p99": one.mean("ttft_p99_ms")},
-            "itl_ms": {"p50": one.mean("itl_p50_ms"), "p99": one.mean("itl_p99_ms")},
+            **_figures(one, lambda values: float(np.mean(values))),
+            "plus_minus": _figures(one, plus_minus),
             "carries_per_gpu": _carries(one, comparison.gpus)[0],
             "carries_per_gpu_plus_minus": _carries(one, comparison.gpus)[1],
         }
@@ -104,8 +108,24 @@ def document(
 
 def _carries(one: Standing, gpus: int) -> tuple[float, float]:
     """Mean and half of the 95 % interval, in requests/s per GPU."""
-    spread = difference(one.carried, [0.0] * len(one.carried)).plus_minus
-    return float(np.mean(one.carried)) / gpus, spread / gpus
+    return float(np.mean(one.carried)) / gpus, plus_minus(one.carried) / gpus
+
+
+def _figures(one: Standing, of_seeds: Callable[[list[float]], float]) -> dict[str, dict[str, float]]:
+    return {
+        name: {of: of_seeds(one.each(f"{what}_{of}_{unit}")) for of in statistics}
+        for name, statistics in STATISTICS.items()
+        for what, unit in [name.split("_")]
+    }
+
+
+def _expected(one: Standing) -> list[str]:
+    def shown(field: str, digits: int) -> str:
+        return f"{one.mean(field):,.{digits}f} +- {plus_minus(one.each(field)):,.{digits}f}"
+
+    ttft = ", ".join(f"{of} {shown(f'ttft_{of}_ms', 0)}" for of in STATISTICS["ttft_ms"])
+    itl = ", ".join(f"{of} {shown(f'itl_{of}_ms', 1)}" for of in STATISTICS["itl_ms"])
+    return [f"TTFT {ttft} ms", f"ITL {itl} ms", f"whole answers {shown('answer_mean_s', 2)} s"]
 
 
 def _sentence(found: Range) -> str:

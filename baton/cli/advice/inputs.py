@@ -7,46 +7,67 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
-from baton.bench.workload import trace_lines
+from baton.bench.workload import TRACE_BLOCK, trace_lines
 from baton.cli.profile import PROFILE_S, measured_profile, suited_config
 from baton.cli.terminal.length_range import length_range
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig, load_config
+from runtime.config.step_times import StepTimes
 from runtime.config.yaml_file import read_yaml
 from runtime.errors import ConfigError
 from simulator.advice.layouts import layouts
 from simulator.advice.traffic import RandomTraffic, TraceTraffic, Traffic
 from simulator.stepwise.fleet import Layout, WorkerKind
 
-MIXED_TOKENS = (512, 2048, 8192)  # budgets of a mixed worker's step to try, where the profile says none
-PREFILL_TOKENS = 8192
 MAX_RUNNING = 256
+KV_TOKENS = 524_288
 LONGEST = 10_000_000  # tokens of a prompt or an answer
 
 
-class Workers:
-    """The workers that layouts are made of. Of several profiles, the first one has targets, budgets and placement."""
+class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of profiles.yaml."""
 
-    def __init__(self, profiles: Sequence[Path], model: str | None, kv_tokens: int) -> None:
-        """`kv_tokens` of one GPU. Raises ConfigError, ModelError."""
+    gpu: str
+    model: str
+    kv_tokens: int
+    step_times: StepTimes
+
+
+def shipped_profiles() -> list[Shipped]:
+    return msgspec.convert(read_yaml(Path(__file__).with_name("profiles.yaml")), list[Shipped])
+
+
+class Workers:
+    """The workers that layouts are made of. Of several profiles, the first one has targets and placement."""
+
+    def __init__(
+        self, profiles: Sequence[Path], model: str | None, kv_tokens: int | None, gpu: str | None = None
+    ) -> None:
+        """`kv_tokens` of one GPU; None: as shipped for it, or KV_TOKENS. Raises ConfigError, ModelError."""
         if bool(profiles) == bool(model):
-            raise ConfigError(
-                "--profile", "give --profile FILE, of `baton profile --out`, or --model NAME to measure it"
-            )
-        configs = [(load_config(path), read_yaml(path) or {}) for path in profiles] or [(_measured(str(model)), {})]
+            told = "give --profile FILE, of `baton profile --out`, or --model NAME to measure it, or --gpu and --model"
+            raise ConfigError("--profile", told)
+        configs: list[tuple[ServingConfig, dict[str, Any]]] = [
+            (load_config(path), read_yaml(path) or {}) for path in profiles
+        ]
+        if gpu is not None:
+            shipped = _shipped(gpu, model)
+            configs = [(ServingConfig(step_times=shipped.step_times), {})]
+            kv_tokens = kv_tokens or shipped.kv_tokens
+        elif model is not None:
+            configs = [(_measured(model), {})]
         self.config = configs[0][0]
         self._given: dict[str, Any] = configs[0][1].get("engine") or {}
-        self.kinds = [self._kind(config, kv_tokens) for config, _ in configs]
+        self.kinds = [self._kind(config, kv_tokens or KV_TOKENS) for config, _ in configs]
         sizes = [kind.gpus for kind in self.kinds]
         if len(set(sizes)) < len(sizes):
             raise ConfigError("--profile", f"two of them have engine.tensor_parallel {max(sizes, key=sizes.count)}")
 
     def layouts(self, gpus: int) -> tuple[list[Layout], list[Layout]]:
         """(mixed ones, splits). Raises ConfigError when the GPUs are too few for a worker."""
-        engine = self.config.engine
-        tokens = (engine.max_batch_tokens,) if "max_batch_tokens" in self._given else MIXED_TOKENS
-        mixed, splits = layouts(self.kinds, gpus, tokens, max(PREFILL_TOKENS, *tokens))
+        mixed, splits = layouts(self.kinds, gpus)
         if not mixed:
             raise ConfigError("--gpus", f"{gpus} are too few: a worker takes {min(kind.gpus for kind in self.kinds)}")
         return mixed, splits
@@ -61,13 +82,21 @@ class Workers:
             raise ConfigError("--kv-tokens", f"{problem} such requests out")
 
     def _kind(self, config: ServingConfig, kv_tokens: int) -> WorkerKind:
-        engine, tp = config.engine, config.engine.tensor_parallel
+        engine, tp, tokens = config.engine, config.engine.tensor_parallel, config.engine.max_batch_tokens
         running = engine.max_running if "max_running" in self._given else MAX_RUNNING
-        tokens = engine.max_batch_tokens if "max_batch_tokens" in self._given else MIXED_TOKENS[0]
         if tokens <= running:
             problem = f"{tokens} are no more than the {running} sequences of engine.max_running: prompts would not run"
             raise ConfigError("engine.max_batch_tokens", problem)
         return WorkerKind(config.step_times, tp, kv_tokens * tp, running, tokens)
+
+
+def _shipped(gpu: str, model: str | None) -> Shipped:
+    known = shipped_profiles()
+    for one in known:
+        if (one.gpu, one.model) == (gpu.lower(), (model or "").lower()):
+            return one
+    pairs = ", ".join(f"--gpu {one.gpu} --model {one.model}" for one in known)
+    raise ConfigError("--gpu", f"there are measured steps of {pairs}: take one of them, or --profile FILE")
 
 
 def _measured(model: str) -> ServingConfig:
@@ -84,7 +113,7 @@ def traffic(
     input_tokens: str | None,
     output_tokens: str | None,
     requests: int | None,
-    cached: float,
+    cached: float | None,
 ) -> tuple[Traffic, float, tuple[int, int]]:
     """(the requests, how many come in a second, the longest prompt and answer). `requests`: how many; None, with a
     trace: all. Raises ConfigError, typer.BadParameter."""
@@ -102,10 +131,10 @@ def traffic(
         if longest > LONGEST:
             raise ConfigError(flag, f"{longest} tokens are more than {LONGEST:,}")
     assert requests
-    return RandomTraffic(prompt, output, requests, cached), rate, (prompt[1], output[1])
+    return RandomTraffic(prompt, output, requests, cached or 0.0), rate, (prompt[1], output[1])
 
 
-def _traced(path: Path, limit: int | None, cached: float) -> TraceTraffic:
+def _traced(path: Path, limit: int | None, cached: float | None) -> TraceTraffic:
     """Requests of one timestamp are spread up to the next, because traces round their times."""
     lines = sorted(trace_lines(path, limit), key=lambda line: line.timestamp)
     for number, line in enumerate(lines):
@@ -122,4 +151,7 @@ def _traced(path: Path, limit: int | None, cached: float) -> TraceTraffic:
         for group, start, end in zip(groups, starts, starts[1:], strict=False)
     ]
     prompt, output = (np.array([getattr(line, name) for line in lines]) for name in ("input_length", "output_length"))
-    return TraceTraffic(np.concatenate(times), prompt, np.maximum(1, output), cached)
+    ids = [line.hash_ids for line in lines] if any(line.hash_ids for line in lines) else []
+    if ids and cached is not None:
+        raise ConfigError("--cached", f"{path}: its hash_ids say what is cached: leave --cached out")
+    return TraceTraffic(np.concatenate(times), prompt, np.maximum(1, output), cached or 0.0, ids, TRACE_BLOCK)

@@ -1,6 +1,7 @@
 """`baton advise` as a process, and what it refuses."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.advice.inputs import shipped_profiles
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 
@@ -22,15 +24,20 @@ def run(*arguments: str) -> Result:
 def profile_of(tensor_parallel: int, folder: Path) -> str:
     path = folder / f"profile-{tensor_parallel}.yaml"
     path.write_text(
-        f"engine: {{tensor_parallel: {tensor_parallel}, max_batch_tokens: 1024}}\n"
+        f"engine: {{tensor_parallel: {tensor_parallel}}}\n"
         f"step_times: {{decode_floor_ms: {6 / tensor_parallel}}}\nplanner: {{targets: {{ttft_ms: 700}}}}\n"
     )
     return str(path)
 
 
-def trace_of(folder: Path, lines: int = 300, length: int = 800) -> str:
+def trace_of(folder: Path, lines: int = 300, length: int = 800, *, shared: bool = False) -> str:
+    """`shared`: each prompt begins as the ones before it."""
     path = folder / "trace.jsonl"
-    rows = [{"timestamp": 3000 * (n // 10), "input_length": length, "output_length": 50} for n in range(lines)]
+    rows: list[dict[str, object]] = [
+        {"timestamp": 3000 * (n // 10), "input_length": length, "output_length": 50} for n in range(lines)
+    ]
+    for number, row in enumerate(rows):
+        row |= {"hash_ids": [0, number + 1]} if shared else {}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -41,9 +48,12 @@ def test_a_process_answers_with_a_table_a_picture_and_sentences(tmp_path: Path) 
     command = [sys.executable, "-m", "baton", "advise", "--model", "mock", "--gpus", "4", *SHAPE, *QUICK]
     done = subprocess.run([*command, "--plot", str(picture)], capture_output=True, text=True, timeout=500)
     assert done.returncode == ExitCode.OK, done.stderr
-    assert "4 mixed, 512 tokens a step" in done.stdout
+    assert "4 mixed" in done.stdout
     assert "2P + 2D" in done.stdout
     assert "Recommended: " in done.stdout
+    assert "Its steps beside answers last up to 50 ms" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert re.search(r"Expected at 20 requests/s: TTFT mean [\d,]+ \+- [\d,]+, p50 .*; ITL mean .*; whole", said)
     assert "Splitting: the best split, " in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -58,15 +68,37 @@ def test_profiles_of_several_sizes_of_workers_are_compared(tmp_path: Path) -> No
     assert found["targets"] == {"ttft_ms": 700.0, "itl_ms": 9.0, "attainment": 0.99}
     assert found["rate"] == pytest.approx(2 * 10 / 3, rel=0.01)
     names = {row["layout"] for row in found["layouts"]}
-    assert names >= {"4 mixed, 1024 tokens a step", "2 mixed x 2 GPUs, 1024 tokens a step", "1P + 1D x 2 GPUs"}
+    assert names >= {"4 mixed", "2 mixed x 2 GPUs", "1P + 1D x 2 GPUs"}
     assert found["recommended"] in names
     assert {"rate", "mixed", "split", "gain"} <= found["curve"][0].keys()
+
+
+def test_shipped_profiles_need_no_machine_and_hash_ids_say_what_is_cached(tmp_path: Path) -> None:
+    assert {(one.gpu, one.model) for one in shipped_profiles()} == {("h100", "8b"), ("h200", "8b")}
+
+    def ttft_ms(*, shared: bool) -> float:
+        trace = trace_of(tmp_path, shared=shared)
+        result = run("--gpu", "H100", "--model", "8b", "--gpus", "1", "--trace", trace, *QUICK, "--json")
+        assert result.exit_code == ExitCode.OK, result.output
+        (row,) = json.loads(result.stdout)["layouts"]
+        assert set(row["ttft_ms"]) == set(row["plus_minus"]["ttft_ms"]) == {"mean", "p50", "p90", "p99"}
+        return float(row["ttft_ms"]["mean"])
+
+    assert ttft_ms(shared=True) < 0.7 * ttft_ms(shared=False)
+    trace = trace_of(tmp_path, shared=True)
+    refused = run("--gpu", "h100", "--model", "8b", "--gpus", "1", "--trace", trace, "--cached", "0.5")
+    assert "its hash_ids say what is cached: leave --cached out" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (SHAPE, "--profile: give --profile FILE"),
+        (("--gpu", "h100", *SHAPE), "--profile: give --profile FILE"),
+        (
+            ("--gpu", "a100", "--model", "8b", *SHAPE),
+            "--gpu: there are measured steps of --gpu h100",
+        ),
         (("--model", "mock"), "--rate: give --trace FILE, or all of"),
         (
             ("--model", "mock", "--rate", "5", "--input", "20-10", "--output", "5"),
