@@ -15,12 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from baton.service.machine_defaults import PREFILL_TOKENS
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
+from runtime.config.serving import EngineConfig
 
 GOAL = 0.02
+STEP_TOKENS = EngineConfig().max_batch_tokens
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
         document = {
             "machine": describe(arguments.commit),
             "model": arguments.model,
-            "max_batch_tokens": PREFILL_TOKENS,
+            "max_batch_tokens": STEP_TOKENS,
             "engine_tokens_per_s": engine,
             "command_tokens_per_s": command,
             "differences": found,
@@ -65,7 +66,7 @@ def differences(engine: list[float], command: list[float]) -> dict[str, float]:
 
 
 def _engine(model: str, out: Path, commit: str | None) -> float:
-    arguments = ["--model", model, "--section", "bench", "--max-batch-tokens", str(PREFILL_TOKENS), "--out", str(out)]
+    arguments = ["--model", model, "--section", "bench", "--max-batch-tokens", str(STEP_TOKENS), "--out", str(out)]
     _run("benchmarks.engine_throughput", *arguments, *(() if commit is None else ("--commit", commit)))
     (result,) = out.glob("*.json")
     measured: dict[str, Any] = json.loads(result.read_text())["results"]["bench"]

@@ -34,6 +34,7 @@ from engine.model.shard import Shard
 from engine.runners.auto import flash_is_available
 from engine.sequences.batch import Batch, LayerDone, SampledToken
 from engine.sequences.sequence import Sequence
+from runtime.config.planner import TargetsConfig
 from runtime.device.drivers import memory_of
 
 NANO_VLLM = {
@@ -89,6 +90,7 @@ class Bench:
             max_batch_tokens=arguments.max_batch_tokens,
             max_running=arguments.max_running,
             eos_token_ids=frozenset(),
+            targets=TargetsConfig(itl_ms=1000.0),  # as LLM has it
         )
         self.random = random.Random(1)
         self.profiles: dict[str, Any] = {}

@@ -1,13 +1,12 @@
 """How much of a step belongs to prompts, and which prompts go first: one rule for engine, router and simulator.
 
 Each running answer gets one token a step, so nobody's next token comes before the step's end. Steps are as long as
-readers can bear: the target of the time between tokens (planner.targets.itl_ms). While prompts would miss their target,
-a step may take longer, as long as earlier ones were shorter: what they saved is at hand, and the mean keeps the target.
-Prompts always get half of a step, and the tokens that cost nothing because the weights are read anyway. Without
-readers, a step is long enough that its fixed part is a small one.
+readers can bear: the target of the time between tokens (planner.targets.itl_ms). Prompts always get half of a step, and
+the tokens that cost nothing because the weights are read anyway. Without readers, a step is long enough that its fixed
+part is a small one.
 
-The prompt with the least work left goes first, and each grows younger in this order while it waits. Hence a prompt
-waits behind later ones for at most its own time divided by AGING.
+The prompt with the least work left goes first, and each comes forward while it waits: behind later ones it waits for
+at most its own time divided by AGING.
 
 All functions are of plain numbers, because numba compiles them, too. Times are in ms.
 """
@@ -16,9 +15,6 @@ from math import sqrt
 from typing import Final
 
 AGING: Final = 0.3  # ms of work that a ms of waiting counts as
-LONGER: Final = 0.8  # of the target, that a step may take beyond it
-AT_HAND: Final = 16.0  # targets that readers save up at most
-HURRY: Final = 2.0  # a prompt is in danger when it would be late if all took so many times as long
 ALONE: Final = 2.0  # targets that a step without readers may last
 FLOORS: Final = 8.0  # or so many times what the smallest step takes
 
@@ -28,28 +24,12 @@ def rank(work_ms: float, waited_ms: float) -> float:
     return work_ms - AGING * waited_ms
 
 
-def in_danger(work_ms: float, due_ms: float) -> bool:
-    """`work_ms`: of a prompt and of those that go before it. `due_ms`: until its first token is due; below 0: it is
-    late."""
-    return HURRY * work_ms > due_ms
-
-
-def prompt_ms(
-    floor_ms: float, decode_floor_ms: float, readers_ms: float, target_ms: float, at_hand_ms: float, danger: bool
-) -> float:
+def prompt_ms(floor_ms: float, decode_floor_ms: float, readers_ms: float, target_ms: float) -> float:
     """What prompts may take of a step. `floor_ms` and `decode_floor_ms`: of the smallest steps with prompts and with
-    answers. `readers_ms`: of all running answers, without the floor; 0: there are none. `danger`: see in_danger."""
+    answers. `readers_ms`: of all running answers, without the floor; 0: there are none."""
     if readers_ms <= 0.0:
         return max(ALONE * target_ms, FLOORS * floor_ms)
-    step_ms = target_ms
-    if danger:
-        step_ms += min(at_hand_ms, LONGER * target_ms)
-    return max(floor_ms, step_ms - readers_ms, 2 * decode_floor_ms + readers_ms)
-
-
-def at_hand_after(at_hand_ms: float, step_ms: float, target_ms: float) -> float:
-    """What readers have saved up, after a step."""
-    return max(0.0, min(AT_HAND * target_ms, at_hand_ms + target_ms - step_ms))
+    return max(floor_ms, target_ms - readers_ms, 2 * decode_floor_ms + readers_ms)
 
 
 def tokens_within(budget_ms: float, token_ms: float, pair_ms: float, start: int, left: int) -> int:

@@ -179,8 +179,6 @@ class SimulatedWorker:
         step, self.step = self.step, None
         assert step is not None
         ended = Ended()
-        ms = (step.end_s - step.began_s) * 1e3 - (step.count - 1) * TARGETS.itl_ms  # as of one step
-        self.scheduler.budget.landed(ms, len(step.batch.decode))
         for item in step.batch.items:
             sequence, job = item.sequence, self._jobs[item.sequence.request_id]
             sequence.num_computed_tokens = item.end

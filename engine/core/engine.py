@@ -320,7 +320,6 @@ class Engine:
             self._note_chunks(done)
         self._free_s = time.monotonic()
         self.timed_steps.add(done.batch, self._step_ms, now_s)
-        self.scheduler.budget.landed(self._step_ms, len(done.batch.decode))
         return iter(tokens)
 
     def _note_chunks(self, done: _InFlight) -> None:

@@ -4,13 +4,12 @@ A prompt whose next tokens an earlier one computes right now waits until they ar
 once, however many prompts with the same beginning come at the same time.
 """
 
-from collections.abc import Iterable
 from math import inf
 from typing import Final, NamedTuple
 
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import USUAL, StepTimes, token_pairs
-from runtime.step_rule import at_hand_after, in_danger, prompt_ms, rank, tokens_within
+from runtime.step_rule import prompt_ms, rank, tokens_within
 
 MUCH_SHORTER: Final = 2
 LEAST_LED: Final = 128  # tokens that a prompt waits for; fewer take no longer than a step takes anyway
@@ -42,12 +41,6 @@ class StepBudget:
         self.times: StepTimes = USUAL
         self.is_blind = False  # whether `times` are not this worker's own yet
         self._targets = targets
-        self._at_hand_ms = 0.0
-
-    def landed(self, step_ms: float, num_readers: int) -> None:
-        """Takes the time of a step that gave so many running answers a token."""
-        at_hand_ms = at_hand_after(self._at_hand_ms, step_ms, self._targets.itl_ms)
-        self._at_hand_ms = at_hand_ms if num_readers else 0.0
 
     @property
     def step_tokens(self) -> float:
@@ -64,23 +57,11 @@ class StepBudget:
         waited_ms = self._targets.ttft_ms - prompt.due_ms if prompt.due_ms < inf else 0.0
         return rank(self.work_ms(prompt), waited_ms)
 
-    def prompt_ms(self, prompts: Iterable[Prompt], num_readers: int, context_tokens: int) -> float:
-        """What `prompts`, in their order, may take of the next step beside the readers."""
-        times, work_ms, danger = self.times, 0.0, False
-        for prompt in prompts:
-            work_ms += self.work_ms(prompt)
-            danger = in_danger(work_ms, prompt.due_ms)
-            if danger:
-                break
+    def prompt_ms(self, num_readers: int, context_tokens: int) -> float:
+        """What prompts may take of the next step beside the readers."""
+        times = self.times
         readers_ms = max(1e-9, times.beside_ms(num_readers, context_tokens)) if num_readers else 0.0
-        return prompt_ms(
-            times.prefill_floor_ms,
-            times.decode_floor_ms,
-            readers_ms,
-            self._targets.itl_ms,
-            self._at_hand_ms,
-            danger,
-        )
+        return prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, self._targets.itl_ms)
 
     def tokens(self, budget_ms: float, prompt: Prompt) -> int:
         """How many of the prompt's tokens take at most `budget_ms`."""

@@ -232,7 +232,7 @@ class Scheduler:
         if not prompts or room <= 0:
             return []
         context_tokens = sum([item.end for item in decode])
-        budget_ms = self.budget.prompt_ms((one.prompt for one in prompts), len(decode), context_tokens)
+        budget_ms = self.budget.prompt_ms(len(decode), context_tokens)
         items: list[ScheduledSequence] = []
         copied: list[Sequence] = []
         num_seen, leaders = 0, self._leaders()

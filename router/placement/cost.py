@@ -197,7 +197,7 @@ def _where(
 def _beside_ms(times: NDArray[np.float64], i: int, prompts_ms: float, readers_ms: float, itl_ms: float) -> float:
     """What running answers take until prompts of so many ms are computed: steps before the first of them, and their
     part of each that the prompts share."""
-    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, itl_ms, 0.0, False)
+    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, itl_ms)
     beside_ms: float = STEPS_TO_FIRST * (times[i, DECODE_FLOOR] + readers_ms) + prompts_ms / share_ms * readers_ms
     return beside_ms
 

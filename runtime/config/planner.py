@@ -32,8 +32,7 @@ class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Milliseconds from a request's arrival to its first token.
     ttft_ms: Milliseconds = 1000.0
     # Milliseconds between two tokens of an answer, on average. With a planner or without, a step of our own engine
-    # beside answers takes as many prompt tokens as fit into this time, and up to 1.8 times that while prompts would
-    # miss ttft_ms and earlier steps were shorter.
+    # beside answers takes as many prompt tokens as fit into this time.
     itl_ms: Milliseconds = 50.0
     # Share of the requests that shall meet them.
     attainment: Share = 0.99

@@ -6,15 +6,14 @@ in that order; a prompt moves forward in it when a part of it is computed. The r
 
 from typing import Any
 
-from runtime.step_rule import at_hand_after, in_danger, prompt_ms, rank, tokens_within
+from runtime.step_rule import prompt_ms, rank, tokens_within
 from simulator.compiled import decode_seconds, pairs_of, part
 from simulator.stepwise.state import COME, DECODES, NOBODY, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
 RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16
 
-_rank, _in_danger, _prompt_s, _tokens_within = part(rank), part(in_danger), part(prompt_ms), part(tokens_within)
-at_hand_s = part(at_hand_after)
+_rank, _prompt_s, _tokens_within = part(rank), part(prompt_ms), part(tokens_within)
 
 
 @part
@@ -49,14 +48,14 @@ def place(w: int, request: int, fleet: Fleet, state: State) -> None:
 
 
 @part
-def give_chunks(w: int, now_s: float, fleet: Fleet, state: State) -> Any:
+def give_chunks(w: int, fleet: Fleet, state: State) -> Any:
     """Chooses the chunks of the next step and begins prompts. Returns the tokens and pairs of the chunks."""
     worker, request, tokens, pairs = state.workers[w], state.workers[w].first[PROMPTS], 0, 0.0
     worker.chunks = 0
     room = fleet.max_batch_tokens[worker.kind] - worker.batch
     if request == NOBODY or room <= 0:
         return tokens, pairs
-    times, budget_s, seen, starved = fleet.times[worker.kind], _budget_s(w, now_s, fleet, state), 0, False
+    times, budget_s, seen, starved = fleet.times[worker.kind], _budget_s(w, fleet, state), 0, False
     while request != NOBODY:
         it = state.requests[request]
         start, after = it.prompt - it.left, it.follower
@@ -96,19 +95,13 @@ def _begins(request: int, fleet: Fleet, worker: Worker, state: State) -> bool:
 
 
 @part
-def _budget_s(w: int, now_s: float, fleet: Fleet, state: State) -> Any:
+def _budget_s(w: int, fleet: Fleet, state: State) -> Any:
     """What prompts may take of the next step."""
-    worker, work_s, danger = state.workers[w], 0.0, False
-    times, request = fleet.times[worker.kind], worker.first[PROMPTS]
-    while request != NOBODY and not danger:
-        it = state.requests[request]
-        work_s += _work_s(request, times, state)
-        danger = _in_danger(work_s, it.arrival_s + fleet.ttft_s - now_s)
-        request = it.follower
-    readers_s = 0.0
+    worker, readers_s = state.workers[w], 0.0
+    times = fleet.times[worker.kind]
     if worker.batch:
         readers_s = max(1e-12, decode_seconds(0.0, times[4], times[5], worker.batch, worker.context))
-    return _prompt_s(times[0], times[3], readers_s, fleet.itl_s, worker.at_hand_s, danger)
+    return _prompt_s(times[0], times[3], readers_s, fleet.itl_s)
 
 
 @part

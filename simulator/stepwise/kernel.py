@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from simulator.compiled import Floats, bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
-from simulator.stepwise.chunks import at_hand_s, fits, give_chunks, place, rank_come
+from simulator.stepwise.chunks import fits, give_chunks, place, rank_come
 from simulator.stepwise.heap import pop, push
 from simulator.stepwise.placing import note_load, placed
 from simulator.stepwise.state import (
@@ -134,7 +134,7 @@ def _begin_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
         coming_s = _land(w, now_s, state)
         _reserve(w, now_s, fleet, state)
     rank_come(w, fleet, state)
-    tokens, pairs = give_chunks(w, now_s, fleet, state)
+    tokens, pairs = give_chunks(w, fleet, state)
     worker.began_s, worker.queue_s = now_s, now_s
     end_s = coming_s
     worker.run = 0
@@ -156,10 +156,7 @@ def _end_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
     worker = state.workers[w]
     state.events[0] += 1
     if worker.batch:
-        took_s = now_s - worker.began_s
-        state.gaps[bucket(took_s / worker.run * 1e3)] += worker.run * worker.batch
-        # A run counts as one step that is shorter by the targets of the others.
-        worker.at_hand_s = at_hand_s(worker.at_hand_s, took_s - (worker.run - 1) * fleet.itl_s, fleet.itl_s)
+        state.gaps[bucket((now_s - worker.began_s) / worker.run * 1e3)] += worker.run * worker.batch
         worker.steps += worker.run
         worker.context += worker.run * worker.batch
         worker.charged += worker.run * worker.batch
@@ -168,8 +165,6 @@ def _end_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
             worker.batch -= 1
             worker.context -= state.requests[request].prompt + state.requests[request].output
             _finish(w, request, now_s, state)
-    else:
-        worker.at_hand_s = 0.0
     if worker.chunks:
         _compute(w, now_s, fleet, state)
 

@@ -30,7 +30,6 @@ WORKER = np.dtype(
         ("queue_s", "f8"),  # the time from which on the queue takes what the formula says
         ("free_s", "f8"),  # when the queue is done by the formula; 0 without one
         ("steps_s", "f8"),  # what its decode steps cost a request, by the router
-        ("at_hand_s", "f8"),  # what its readers have saved up, see runtime/step_rule.py
         ("queue_tokens", "i8"),  # of prompts that are to run here
         ("reserved", "i8"),  # KV tokens of the requests that have their memory
         ("taken", "i4"),  # number of these requests
@@ -72,8 +71,7 @@ class Fleet(NamedTuple):
     max_running: Ints  # [2]
     max_batch_tokens: Ints  # [2]
     workers: Ints  # [2] how many there are; those that prefill come first
-    ttft_s: float  # targets
-    itl_s: float
+    itl_s: float  # the target
     decode_steps: float  # this and the rest as in PlacementConfig, in seconds
     ship_s: float
     ship_token_s: float

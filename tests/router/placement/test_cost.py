@@ -105,7 +105,7 @@ def test_a_first_token_is_expected_when_steps_that_readers_can_bear_have_compute
     left_ms = times.prefill_ms(num_tokens, num_tokens**2 / 2)
     left_ms += times.prefill_ms(queued, queued**2 // 2) if queued else 0.0
     readers_ms = times.beside_ms(requests, context)
-    prompts_ms = prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, itl_ms, 0.0, False)
+    prompts_ms = prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, itl_ms)
     now_ms = 1.5 * times.decode_ms(requests, context)
     while left_ms > 0.0:
         now_ms += min(left_ms, prompts_ms) + readers_ms
