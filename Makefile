@@ -97,7 +97,7 @@ chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 E
 	PYTHONPATH=.:proto $(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ENGINE:%=--engine %) $(ARGS)
 
 fuzz: $(INSTALLED)  ## malformed input for everything that reads bytes from others: SECONDS=600
-	FUZZ_SECONDS=$(SECONDS) $(PYTEST) -n 0 tests/fuzz $(ARGS)
+	FUZZ_SECONDS=$(SECONDS) $(PYTEST) -n 0 --timeout $$((120 + 4 * $(SECONDS))) tests/fuzz $(ARGS)
 
 mutate: $(INSTALLED)  ## would the tests of pure modules notice a changed operator? MODULE=router/placement
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),mutate]'
