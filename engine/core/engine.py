@@ -11,7 +11,6 @@ Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free:
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Run
-from math import inf
 from typing import Final
 
 import structlog
@@ -93,8 +92,7 @@ class Engine:
         """Queues a sequence that is prefilled and decoded here. Raises InvalidRequestError when its request id is in
         use."""
         self._register(sequence)
-        due_s = sequence.due_s - time.monotonic() if sequence.due_s < inf else self.targets.ttft_ms / 1e3
-        sequence.due_s = self.clock() + due_s
+        sequence.due_s = self.clock() + min(sequence.due_s - time.monotonic(), self.targets.ttft_ms / 1e3)
         self.scheduler.add(sequence)
 
     def reserve(self, sequence: Sequence) -> bool:

@@ -87,11 +87,14 @@ class Assigner:
         max_tokens: int,
         hashes: NDArray[np.uint64],
         due_ms: float = math.inf,
+        *,
+        is_dated: bool = False,
     ) -> Assignment | None:
         """Chooses workers and charges them; None: no workers can take it now. `max_tokens`: prompt and the longest
-        possible output. Raises TooLate when no first token can come within `due_ms`."""
+        possible output. `is_dated`: its first token is due, and not the whole answer alone. Raises TooLate when no
+        first token can come within `due_ms`."""
         forms = of_each_form(request, self._pool.strangers())
-        weighing, reused = self._weigh(forms, max_tokens, hashes, due_ms)
+        weighing, reused = self._weigh(forms, max_tokens, hashes, due_ms, is_dated=is_dated)
         check_in_time(weighing, NO_WORK, due_ms)
         placement = weighing.placement()
         if placement is None:
@@ -114,12 +117,20 @@ class Assigner:
         """What `assign` would decide, without a trace."""
         return self._weigh(of_each_form(request, self._pool.strangers()), max_tokens, hashes, math.inf)[0]
 
-    def weigh_soonest(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
+    def weigh_soonest(
+        self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], *, is_dated: bool = False
+    ) -> Weighing:
         """The soonest first token. It is as if all workers had one form of KV, because all share what waits before."""
-        return self._weigh([request], max_tokens, hashes, due_ms=0.0)[0]
+        return self._weigh([request], max_tokens, hashes, due_ms=0.0, is_dated=is_dated)[0]
 
     def _weigh(
-        self, forms: Sequence[Request], max_tokens: int, hashes: NDArray[np.uint64], due_ms: float
+        self,
+        forms: Sequence[Request],
+        max_tokens: int,
+        hashes: NDArray[np.uint64],
+        due_ms: float,
+        *,
+        is_dated: bool = False,
     ) -> tuple[Weighing, bytes]:
         """`forms`: the request, as each form of KV has it. Also returns the last block (sequence hash, u64 LE) of the
         prefix that some worker holds; empty when none does."""
@@ -131,22 +142,29 @@ class Assigner:
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
             prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
-            decode = candidates(self._ledger, decode_keys, match, cached)
-            prefill = candidates(self._ledger, prefill_keys, match, cached)
+            later_than = forms[0].num_tokens if is_dated else None
+            decode = candidates(self._ledger, decode_keys, match, cached, later_than)
+            prefill = candidates(self._ledger, prefill_keys, match, cached, later_than)
         limits = (config.max_running_per_worker, due_ms)
         weighings = [weigh(form, decode, prefill, self.weights, self._rng, *limits) for form in forms]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 
 def candidates(
-    ledger: LoadLedger, workers: tuple[WorkerKey, ...], match: Match, cached: Mapping[WorkerKey, int]
+    ledger: LoadLedger,
+    workers: tuple[WorkerKey, ...],
+    match: Match,
+    cached: Mapping[WorkerKey, int],
+    later_than: int | None = None,
 ) -> Candidates:
-    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`)."""
+    """The workers with what they hold of a prompt, and with what they hold or are expected to hold (`cached`).
+    `later_than`: leave out what waits behind a prompt of so many tokens."""
     if not workers:
         return NO_CANDIDATES
     blocks, lower = column(cached, workers), match.lower(workers)
     if lower.size and cached is not match:
         lower[:, blocks > match.column(workers)] = 0  # a prompt that goes on behind them brings them to the device
     restoring = ledger.restoring(workers) if lower.size else NO_RATES
-    facts = ledger.columns(workers), ledger.times(workers), lower, ledger.now_us
+    load = ledger.columns(workers) if later_than is None else ledger.columns_before(workers, later_than)
+    facts = load, ledger.times(workers), lower, ledger.now_us
     return Candidates(workers, blocks, *facts, restoring)

@@ -165,7 +165,10 @@ class Choice:
         def assign() -> Assignment | None:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
-            assignment = parts.assigner.assign(request.request_id, facts, self._max_tokens, hashes, due_ms)
+            is_dated = self._due_on_worker() is not None
+            assignment = parts.assigner.assign(
+                request.request_id, facts, self._max_tokens, hashes, due_ms, is_dated=is_dated
+            )
             self._placing_s = time.monotonic() - began_s
             return assignment
 
@@ -200,7 +203,9 @@ class Choice:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
         parts, totals = self._parts, self._parts.metrics.totals
         uncached = 1 - totals.cached_tokens / max(1, totals.started_tokens)
-        weighing = parts.assigner.weigh_soonest(facts, self._max_tokens, self._hashes)
+        weighing = parts.assigner.weigh_soonest(
+            facts, self._max_tokens, self._hashes, is_dated=self._due_on_worker() is not None
+        )
         starts = [(n, round(n * (1 - uncached))) for n in parts.queue.prompts_before(turn)]
         before = Work(sum(n - start for n, start in starts), sum(prefill_pairs(start, n) for n, start in starts))
         check_in_time(weighing, before, self._due_ms())

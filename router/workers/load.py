@@ -21,12 +21,15 @@ from router.workers.account import (
     NO_LOAD,
     NOTHING,
     NUM_COLUMNS,
+    QUEUED_PAIRS,
+    QUEUED_TOKENS,
     Account,
     LoadView,
     Totals,
 )
 from runtime.config.step_times import USUAL, StepTimes
 from runtime.discovery.worker_key import WorkerKey
+from runtime.step_rule import rank
 
 CHARGE_TTL_S = 300.0  # a charge that nobody released is dropped: half of the longest request's time
 
@@ -184,6 +187,25 @@ class LoadLedger:
         self.expire()
         self._write_down()
         rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
+        return rows
+
+    def columns_before(self, workers: tuple[WorkerKey, ...], num_tokens: int) -> NDArray[np.int64]:
+        """As columns(), without the prompts that let a new one of `num_tokens` tokens go first (runtime/step_rule.py),
+        as far as this router has sent them."""
+        rows, times, now_s = self.columns(workers), self.times(workers), self._clock()
+        places = {self._accounts.get(worker): place for place, worker in enumerate(workers)}
+        tokens, pairs = rows[:, QUEUED_TOKENS], rows[:, QUEUED_PAIRS]
+        own_ms = times[:, 1] * num_tokens + times[:, 2] * prefill_pairs(0, num_tokens)
+        for charge in self._charges:
+            place = places.get(charge._prefill) if charge._prefill_tokens else None
+            if place is not None:
+                _, token_ms, pair_ms = times[place, :3].tolist()
+                work_ms = token_ms * charge._prefill_tokens + pair_ms * charge._prefill_pairs
+                waited_ms = (now_s + self._charge_ttl_s - charge.expires_s) * 1e3
+                if rank(work_ms, waited_ms) > own_ms[place]:
+                    tokens[place] -= charge._prefill_tokens
+                    pairs[place] -= charge._prefill_pairs
+        np.maximum(rows, 0, out=rows)
         return rows
 
     def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:

@@ -138,7 +138,7 @@ def test_what_a_stream_gives_adds_up_to_the_answers(llm: LLM) -> None:
     cached = [one.cached_tokens for one in wholes]
     again = llm.generate(prompts, params)
     assert wholes == [msgspec.structs.replace(one, cached_tokens=was) for one, was in zip(again, cached, strict=True)]
-    assert seen[:6] == [0, 1, 2, 0, 1, 2], "answers come beside each other"
+    assert sorted(seen[:3]) == sorted(seen[3:6]) == [0, 1, 2], "answers come beside each other"
     assert "".join(delta.text for delta in llm.stream(CHAT, long_greedy())) == llm.chat(CHAT, long_greedy())[0].text
 
 

@@ -34,7 +34,8 @@ def test_the_true_step_times_are_found_whatever_the_profile_was(config: Path) ->
         assert getattr(found.times, name) == pytest.approx(value, rel=0.02), name
     assert found.prefill.p90_error < 0.01
     assert found.decode.p90_error < 0.01
-    assert min(found.prefill.steps, found.decode.steps) > 100
+    assert found.prefill.steps > 30  # most prompts take one step
+    assert found.decode.steps > 100
 
 
 def test_what_it_writes_is_a_section_of_serving_yaml(config: Path, tmp_path: Path) -> None:
