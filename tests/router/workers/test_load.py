@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from msgspec.structs import astuple
 
 from baton_proto.discovery import WorkerLoad, prefill_pairs
-from router.workers.account import FREEING_S, NOTHING, REPORT_DELAY_S, LoadView, Totals
+from router.workers.account import FREEING_S, NOTHING, QUEUED_TOKENS, REPORT_DELAY_S, LoadView, Totals
 from router.workers.load import Charge, LoadLedger
 from runtime.config.step_times import StepTimes
 
@@ -254,3 +254,20 @@ def test_a_request_that_leaves_before_its_first_token_tells_nothing_of_how_block
     ledger.report(D, WorkerLoad(running=64, blocks_used=970, blocks_total=1000))
     ledger.charge("waits", D, None, num_tokens=800, prefill_tokens=800).release()
     assert ledger.columns((D,))[0, 5:].tolist() == [30, 0, 970, 64]
+
+
+def test_what_lets_a_new_prompt_go_first_is_left_out_and_what_has_waited_is_not() -> None:
+    now_s = 100.0
+    times = StepTimes(prefill_floor_ms=0.0, prefill_token_ms=1.0, prefill_pair_ms=0.0)
+    ledger = LoadLedger(16, 300.0, clock=lambda: now_s, times=times)
+    worker = ("d", 1)
+    ledger.report(worker, WorkerLoad())
+    ledger.charge("old book", worker, None, 1000, 1000)
+    now_s += 3.0
+    ledger.charge("book", worker, None, 1000, 1000)
+    ledger.charge("note", worker, None, 50, 50)
+    assert ledger.columns((worker,))[0, QUEUED_TOKENS] == 2050
+    assert ledger.columns_before((worker,), 200)[0, QUEUED_TOKENS] == 1050, "3 s of waiting are 0.9 s of work"
+    assert ledger.columns_before((worker,), 50)[0, QUEUED_TOKENS] == 50
+    assert ledger.columns_before((worker,), 1000)[0, QUEUED_TOKENS] == 2050
+    assert ledger.columns((worker,))[0, QUEUED_TOKENS] == 2050, "and nothing is forgotten"
