@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton_proto.discovery import TimedStep
 from baton_proto.sampling import SamplingParams
 from benchmarks.disk_restart import plain_s
 from benchmarks.machine import describe, write_result
@@ -38,6 +39,8 @@ from engine.tiers.disk_kv import READERS, DiskKv
 from engine.tiers.gpu_kv import GpuHostKv, GpuMove
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
+from runtime.config.step_fit import RECENT
+from runtime.config.step_times import token_pairs
 from runtime.device.drivers import memory_of
 from runtime.device.pinned_memory import PinnedMemory
 
@@ -232,7 +235,9 @@ def from_disk(gpu: GpuEngine, host: GpuHostKv, folder: Path, computed_s: float) 
     files = BlockFiles(folder / "host-tier", 24 << 30, host.slot_bytes, layout.block_size)
     disk = DiskKv(host, files)
     server = Server(gpu, 8192, 8, host, disk)
-    server.engine.timed_steps._prompt_tokens, server.engine.timed_steps._prompt_ms = PREFIX, computed_s * 1e3
+    for at_s in range(1, RECENT + 1):
+        computed = TimedStep(PREFIX, token_pairs(0, PREFIX), 0, 0, computed_s * 1e3)
+        server.engine.timed_steps.add(computed, float(at_s))
     server.first_token_s("first", prompt(1, PREFIX))
     seed = 100
     began = time.perf_counter()

@@ -19,7 +19,7 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.quality.trace import TraceRequest
 from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
-from engine.core.timed_steps import timed_step
+from engine.core.timed_steps import work_of
 from engine.sequences.batch import Batch
 from engine.sequences.sequence import Sequence
 from router.workers.load import Charge
@@ -162,7 +162,7 @@ class SimulatedWorker:
             raise RuntimeError(TOO_SMALL)
         if not batch.num_tokens:
             return None
-        self.step = Step(now_s, now_s, batch, timed_step(batch, 0.0), 1)
+        self.step = Step(now_s, now_s, batch, work_of(batch), 1)
         if batch.prefill:
             ms = self._step_ms(self.step)
             ms *= self.dice.lognormvariate(0.0, self._noise) if self._noise else 1.0

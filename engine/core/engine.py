@@ -17,12 +17,12 @@ import structlog
 from msgspec import Struct, structs
 
 from baton_proto.decoding import MAX_MS
-from baton_proto.discovery import Pace, WorkerLoad
+from baton_proto.discovery import Pace, TimedStep, WorkerLoad
 from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.sampling import TokenLogprobs
 from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
-from engine.core.timed_steps import TimedSteps, timed_step
+from engine.core.timed_steps import TimedSteps, work_of
 from engine.interface import Counts
 from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.sequences.moves import BEFORE_STEP
@@ -44,8 +44,8 @@ class _InFlight(Struct, frozen=True):
 
     batch: Batch
     step: StepOnItsWay | Exception  # the runner refused an exception's batch
+    work: TimedStep  # without its time
     started_s: float  # by the engine's clock
-    expected_s: float  # that it takes; 0: not long, or not known
     began_s: float  # time.monotonic()
 
 
@@ -229,25 +229,22 @@ class Engine:
             if item.sample:
                 sequence.token_ids.append(PENDING)
                 sequence.num_pending_tokens += 1
-        self.num_prompt_tokens += sum(item.num_tokens for item in batch.prefill)
-        self._in_flight.append(_InFlight(batch, step, started_s, self._expected_s(batch), began_s))
+        work = work_of(batch)
+        self.num_prompt_tokens += work.prompt_tokens
+        self._in_flight.append(_InFlight(batch, step, work, started_s, began_s))
         return not isinstance(step, Exception)
-
-    def _expected_s(self, batch: Batch) -> float:
-        timed = self.timed_steps
-        if not self.runner.depth or not batch.prefill or not timed.knows_prompts:
-            return 0.0
-        work = timed_step(batch, 0.0)
-        return timed.times.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens) / 1e3
 
     def spare_s(self) -> float:
         """How many seconds the next step may be put off because the newest one keeps the device busy; at most 0: none.
         A sequence that comes meanwhile need not wait for one step more."""
-        if not self._in_flight or self._in_flight[-1].expected_s < LONG_S:
+        if not self._in_flight or not self.timed_steps.knows_prompts:
             return 0.0
         newest = self._in_flight[-1]
+        expected_s = self.timed_steps.expected_ms(newest.work) / 1e3
+        if not newest.work.prompt_tokens or expected_s < LONG_S:
+            return 0.0
         began_s = max(newest.started_s, self._landed_s)
-        return began_s + newest.expected_s * (1 - MARGIN) - LEAD_S - self.clock()
+        return began_s + expected_s * (1 - MARGIN) - LEAD_S - self.clock()
 
     def _draw(self) -> None:
         """Completes the newest step, now that the tokens of the step before are known."""
@@ -317,7 +314,7 @@ class Engine:
         if done.batch.prefill:
             self._note_chunks(done)
         self._free_s = time.monotonic()
-        self.timed_steps.add(done.batch, self._step_ms, now_s)
+        self.timed_steps.add(structs.replace(done.work, step_ms=self._step_ms), now_s)
         return iter(tokens)
 
     def _note_chunks(self, done: _InFlight) -> None:

@@ -228,8 +228,8 @@ class Scheduler:
         self._starved = None
         room = self.max_batch_tokens - len(decode)
         room = min(room, BLIND_TOKENS) if self.budget.is_blind else room
-        prompts = self._ranked(now_s)
-        if not prompts or room <= 0:
+        prompts = self._ranked(now_s) if room > 0 else []
+        if not prompts:
             return []
         context_tokens = sum([item.end for item in decode])
         budget_ms = self.budget.prompt_ms(len(decode), context_tokens)

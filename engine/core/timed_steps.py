@@ -11,11 +11,11 @@ KEPT = 16  # from one `take` to the next
 FIT_S = 1.0  # so often at most the times are fitted: a fit takes half a millisecond
 
 
-def timed_step(batch: Batch, step_ms: float) -> TimedStep:
-    """What the batch computes, and how long that took."""
+def work_of(batch: Batch) -> TimedStep:
+    """What the batch computes; how long that takes is not known yet."""
     tokens = sum([item.num_tokens for item in batch.prefill])
     pairs = sum([token_pairs(item.start, item.num_tokens) for item in batch.prefill])
-    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), step_ms)
+    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), 0.0)
 
 
 class TimedSteps:
@@ -28,15 +28,13 @@ class TimedSteps:
         self._steps: list[TimedStep] = []
         self._last_ms = 0.0
 
-    def add(self, batch: Batch, step_ms: float, now_s: float) -> TimedStep:
-        step = timed_step(batch, step_ms)
-        self._last_ms = step_ms
+    def add(self, step: TimedStep, now_s: float) -> None:
+        self._last_ms = step.step_ms
         self._fitted.add(step)
         if not 0.0 <= now_s - self._fitted_s < FIT_S and self._fitted.refit():
             self._fitted_s = now_s
         if len(self._steps) < KEPT:
             self._steps.append(step)
-        return step
 
     @property
     def times(self) -> StepTimes:
@@ -46,6 +44,10 @@ class TimedSteps:
     def knows_prompts(self) -> bool:
         """Whether `times` follow from steps with prompts."""
         return self._fitted.seen[0]
+
+    def expected_ms(self, step: TimedStep) -> float:
+        """How long such a step takes, about."""
+        return self.times.step_ms(step.prompt_tokens, step.prompt_pairs, step.sequences, step.context_tokens)
 
     def prompt_s(self, num_tokens: int) -> float:
         """How long so many prompt tokens take, about, without their attention; infinite while nobody knows."""

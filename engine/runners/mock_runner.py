@@ -10,7 +10,7 @@ from collections.abc import Sequence as Run
 import numpy as np
 
 from baton_proto.sampling import TokenLogprobs
-from engine.core.timed_steps import timed_step
+from engine.core.timed_steps import work_of
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.sequences.sequence import Sequence, TokenScores
 from runtime.config.step_times import StepTimes
@@ -38,7 +38,7 @@ class MockRunner:
         return self.now_s
 
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> StepDone:
-        work = timed_step(batch, 0.0)
+        work = work_of(batch)
         ms = self._times.step_ms(work.prompt_tokens, work.prompt_pairs, work.sequences, work.context_tokens)
         self.now_s += ms / 1e3
         if layer_done is not None:

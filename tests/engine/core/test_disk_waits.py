@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from baton_proto.discovery import TimedStep
 from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.blocks.block_manager import BlockManager
@@ -243,7 +244,6 @@ def test_how_long_a_prompt_takes_is_known_from_enough_steps_with_prompts() -> No
     assert steps.prompt_s(100) == float("inf")
     for ms in (10.0, 100.0):
         for _ in range(160):
-            batch = SimpleNamespace(prefill=[SimpleNamespace(num_tokens=1000, start=0)], decode=[])
             now_s += ms / 1e3
-            steps.add(batch, ms, now_s)  # type: ignore[arg-type]
+            steps.add(TimedStep(1000, 5e5, 0, 0, ms), now_s)
         assert steps.prompt_s(1000) == pytest.approx(ms / 1e3, rel=0.1)

@@ -1,10 +1,10 @@
 """The engine with a deterministic model whose KV is checked at every read."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
+from baton_proto.discovery import TimedStep
 from baton_proto.sampling import TokenLogprobs
 from engine.core.engine import LEAD_S, LONG_S, MARGIN, Engine
 from engine.sequences.batch import Batch, LayerDone, StepDone
@@ -314,8 +314,7 @@ def test_the_next_step_may_be_put_off_until_shortly_before_a_long_one_with_promp
     engine.clock = lambda: now_s
     steps = itertools.count()
     for _ in range(RECENT):
-        batch = SimpleNamespace(prefill=[SimpleNamespace(num_tokens=1000, start=0)], decode=[])
-        engine.timed_steps.add(batch, 100.0, 200.0 + 2 * next(steps))  # type: ignore[arg-type]
+        engine.timed_steps.add(TimedStep(1000, 5e5, 0, 0, 100.0), 200.0 + 2 * next(steps))
     engine.add(make_sequence("long", range(5000)))
     engine.step()
     first = engine.scheduler.running[0].num_in_flight_tokens
