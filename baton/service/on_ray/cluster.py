@@ -81,6 +81,16 @@ def find_actor(name: str) -> Any | None:
         return None
 
 
+def find_group(name: str) -> Any | None:
+    """A placement group of our namespace; None when there is none."""
+    import ray
+
+    try:
+        return ray.util.get_placement_group(name)
+    except ValueError:
+        return None
+
+
 def on_head() -> dict[str, Any]:
     """Options of an actor that must be on the head node, because other nodes may go."""
     return {"num_cpus": 0, "resources": {HEAD: PINNED}}

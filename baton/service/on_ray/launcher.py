@@ -8,11 +8,11 @@ import ray
 import structlog
 from msgspec import Struct
 from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.service.launcher import Launch, Machines, uses_gpus
-from baton.service.on_ray.cluster import answer, find_actor, on_head
+from baton.service.on_ray.cluster import answer, find_actor, find_group, on_head
 from baton.service.on_ray.process import RayProcess
 from baton.service.on_ray.process_host import Hosted, ProcessHost, on_node, threads_of
 from baton.service.on_ray.room import Bundle, Room
@@ -60,7 +60,10 @@ class RayLauncher:
             _end(seat)
 
     async def living(self) -> list[tuple[Launch, Process]]:
-        """Clears away actors whose process has ended, or was never started."""
+        """Clears away actors whose process has ended, or was never started, and places that no actor has."""
+        for about in placement_group_table().values():
+            if about["name"] and find_actor(about["name"]) is None:
+                _give_back(find_group(about["name"]))
         found = await asyncio.gather(*(self._taken_over(name) for name in ray.util.list_named_actors()))
         return [one for one in found if one is not None]
 
@@ -70,7 +73,7 @@ class RayLauncher:
     async def _place(self, launch: Launch, process: Process) -> tuple[Any, int]:
         bundle = self._bundle(launch)
         seat = self._seats[process] = await self._new_seat(launch, bundle)
-        return seat.host, await self._room.placed(process, bundle, answer(seat.host.start.remote()))
+        return seat.host, await self._room.placed(process, bundle, seat.group, answer(seat.host.start.remote()))
 
     async def _new_seat(self, launch: Launch, bundle: Bundle) -> Seat:
         """Waits until the name is free: a worker that flips keeps its name."""
@@ -79,8 +82,11 @@ class RayLauncher:
             if time.monotonic() > deadline_s:
                 raise ProcessFailedError(launch.name, "cannot start: an actor of that name lives")
             await asyncio.sleep(AGAIN_S)
-        group = placement_group([dict(bundle)], "STRICT_PACK", lifetime="detached") if "GPU" in bundle else None
-        options = _options(bundle, group) if launch.workers else on_head()
+        group = None
+        if bundle:
+            _give_back(find_group(launch.name))
+            group = placement_group([dict(bundle)], "STRICT_PACK", name=launch.name, lifetime="detached")
+        options = on_head() if group is None else _options(bundle, group)
         actor = ray.remote(ProcessHost).options(name=launch.name, lifetime="detached", max_restarts=0, **options)
         return Seat(actor.remote(launch), group)
 
@@ -98,9 +104,9 @@ class RayLauncher:
             about: Hosted = await asyncio.wait_for(answer(host.about.remote()), ANSWER_S)
         except (RayActorError, TimeoutError) as error:
             log.warning("an actor does not answer and is ended", actor=name, error=repr(error))
-            _end(Seat(host, None))
+            _end(Seat(host, find_group(name)))
             return None
-        seat = Seat(host, about.group)
+        seat = Seat(host, find_group(name))
         if not about.pid:
             _end(seat)
             return None
@@ -115,14 +121,19 @@ class RayLauncher:
         return about.launch, process
 
 
-def _options(bundle: Bundle, group: PlacementGroup | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-    if group is not None:
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, 0)
-    return options
+def _options(bundle: Bundle, group: PlacementGroup) -> dict[str, Any]:
+    return {
+        "num_cpus": bundle["CPU"],
+        "num_gpus": bundle.get("GPU", 0),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
+    }
 
 
 def _end(seat: Seat) -> None:
     ray.kill(seat.host)
-    if seat.group is not None:
-        remove_placement_group(seat.group)
+    _give_back(seat.group)
+
+
+def _give_back(group: PlacementGroup | None) -> None:
+    if group is not None:
+        remove_placement_group(group)

@@ -5,7 +5,6 @@ end. The process itself knows nothing of Ray, and ends with the actor, however t
 """
 
 import signal
-from typing import Any
 
 import msgspec
 import ray
@@ -25,7 +24,6 @@ class Hosted(msgspec.Struct, frozen=True):
 
     launch: Launch
     pid: int  # 0: not started, or ended
-    group: Any | None  # the placement group that the actor holds
 
 
 class ProcessHost:
@@ -58,7 +56,7 @@ class ProcessHost:
 
     async def about(self) -> Hosted:
         alive = self._started and self._process.alive
-        return Hosted(self._launch, self._process.pid if alive else 0, ray.util.get_current_placement_group())
+        return Hosted(self._launch, self._process.pid if alive else 0)
 
 
 def on_node(config: ServingConfig, host: str) -> ServingConfig:

@@ -1,6 +1,7 @@
 """Room on the cluster for one more process: asked for when no node has room, given up after a time with the reason."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -8,10 +9,13 @@ from typing import Final, TypeVar
 import ray
 import structlog
 from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup
 
 from runtime.processes.process import Process, ProcessFailedError
 
-PLACED_S: Final = 5.0  # within which an actor that has room is up, most of the time
+PLACED_S: Final = 5.0  # within which a cluster that has room gives it, most of the time
+ACTOR_S: Final = 120.0  # for an actor that has room: on a busy machine Ray takes a while to start its process
+AGAIN_S: Final = 0.25  # a wait for room is in a thread, which a cancelled start leaves after that time
 
 T = TypeVar("T")
 Bundle = Mapping[str, float]  # amounts by resource, all on one node
@@ -29,19 +33,20 @@ class Room:
         self._held: dict[Process, Bundle] = {}
         self._waiting: set[Process] = set()
 
-    async def placed(self, process: Process, bundle: Bundle, started: Awaitable[T]) -> T:
-        """The result of `started`, once the process has its place. Raises ProcessFailedError naming what is missing
-        when the time is up."""
+    async def placed(self, process: Process, bundle: Bundle, group: PlacementGroup | None, started: Awaitable[T]) -> T:
+        """The result of `started`, once the process has its place: the bundle of its group. One without a group needs
+        none. Raises ProcessFailedError naming what is missing when the time is up."""
         self.hold(process, bundle)
         task = asyncio.ensure_future(started)
         try:
-            done, _ = await asyncio.wait({task}, timeout=min(PLACED_S, self._timeout_s))
-            if not done:
+            if group is not None and not await _has_room(group, min(PLACED_S, self._timeout_s)):
                 with self._asked_for(process):
-                    done, _ = await asyncio.wait({task}, timeout=max(0.0, self._timeout_s - PLACED_S))
+                    if not await _has_room(group, self._timeout_s - PLACED_S):
+                        problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
+                        raise ProcessFailedError(process.name, problem)
+            done, _ = await asyncio.wait({task}, timeout=ACTOR_S)
             if not done:
-                problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
-                raise ProcessFailedError(process.name, problem)
+                raise ProcessFailedError(process.name, f"has room on the Ray cluster, but no actor after {ACTOR_S:g} s")
             return task.result()
         finally:
             task.cancel()
@@ -68,10 +73,16 @@ class Room:
         request_resources(bundles=[dict(bundle) for bundle in self._held.values() if bundle] if self._waiting else [])
 
 
+async def _has_room(group: PlacementGroup, timeout_s: float) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not await asyncio.to_thread(group.wait, AGAIN_S):
+        if time.monotonic() > deadline_s:
+            return False
+    return True
+
+
 def missing(bundle: Bundle) -> str:
     """Why no node has room for the bundle, as far as Ray tells: a clause."""
-    if not bundle:
-        return "the head node does not take it"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     free = ray.available_resources()
     for resource, amount in bundle.items():

@@ -1,9 +1,11 @@
 """What a worker gets of a Ray cluster, and gives back. The GPUs here are such by name alone."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -62,8 +64,7 @@ async def test_a_tensor_parallel_worker_gets_its_gpus_in_one_placement_group_and
     async with asyncio.timeout(FREED_S):
         while (free("GPU"), free("CPU")) != (2.0, 4.0):
             await asyncio.sleep(0.1)
-    (group,) = placement_group_table().values()
-    assert group["state"] == "REMOVED"
+    assert [group["state"] for group in placement_group_table().values()] == ["REMOVED"]
 
 
 async def test_a_worker_that_wants_more_gpus_than_any_node_has_is_given_up_and_holds_nothing(
@@ -79,6 +80,45 @@ async def test_a_worker_that_wants_more_gpus_than_any_node_has_is_given_up_and_h
     assert not process.alive
     launcher.release(process)
     assert await launcher.living() == []
+
+
+async def test_an_actor_that_takes_longer_than_the_wait_for_room_is_waited_for_in_the_place_that_it_holds(
+    cluster: None, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baton.service.on_ray.launcher import RayLauncher
+
+    monkeypatch.setattr("baton.service.on_ray.room.PLACED_S", 0.5)
+    launch = worker(tiny_model, 2)
+    launcher = RayLauncher(msgspec.structs.replace(launch.config, planner=PlannerConfig(start_s=0.5)))
+    process = launcher.process(launch)
+    monkeypatch.setattr("baton.service.on_ray.launcher.answer", late)
+    await process.start()
+    await process.kill()
+    launcher.release(process)
+
+
+async def late(call: Awaitable[Any]) -> Any:
+    await asyncio.sleep(1.5)  # beyond twice `start_s`, as on a machine whose cores are busy
+    return await call
+
+
+async def test_a_place_whose_actor_has_died_is_given_back_by_the_next_supervisor(
+    cluster: None, tiny_model: Path
+) -> None:
+    import ray
+
+    from baton.service.on_ray.launcher import RayLauncher
+
+    launch = worker(tiny_model, 2)
+    launcher = RayLauncher(launch.config)
+    process = launcher.process(launch)
+    await process.start()
+    ray.kill(ray.get_actor("decode-1"))
+    await process.wait()
+    assert await RayLauncher(launch.config).living() == []
+    async with asyncio.timeout(FREED_S):
+        while (free("GPU"), free("CPU")) != (2.0, 4.0):
+            await asyncio.sleep(0.1)
 
 
 def test_nodes_that_do_not_join_are_given_up(cluster: None) -> None:
