@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from baton.service.child_process import ChildProcess, environment
 from baton.service.launcher import Launch
 from baton.service.nats_server import HOST, NATS, NatsServer
+from runtime.address import parse_address
 from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.other_python import interpreter, package_links, with_model_folder
 from runtime.processes.process import Process
@@ -25,8 +28,12 @@ def build_process(
     the folder also removes what a killed process leaves. `variables`: more of its environment."""
     if launch.module == NATS:
         login = load_keys(config, launch.keys).nats
-        return NatsServer(0, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
+        port = _port(launch.addresses[NATS]) if launch.addresses else 0
+        return NatsServer(port, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
     python = None
+    if launch.module == "router" and launch.addresses:
+        ports = {f"{api}_port": _port(address) for api, address in launch.addresses.items()}
+        config = msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, **ports))
     if launch.workers and (row := row_of(config)).needs:
         python, config = interpreter(config, row.name, row.needs), with_model_folder(config)
         variables = {**variables, "PYTHONPATH": str(package_links(folder))}
@@ -37,3 +44,8 @@ def build_process(
     return ChildProcess(
         launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file, python
     )
+
+
+def _port(address: str) -> int:
+    """`address`: HOST:PORT, or a URL of it."""
+    return parse_address(address.rpartition("/")[2])[1]

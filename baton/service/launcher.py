@@ -21,6 +21,7 @@ class Launch(Struct, frozen=True):
     workers: dict[str, Role] = {}  # those that live in it, by id
     ranks: int = 0  # GPUs that the process takes; where there are no GPUs, shares of the cores
     keys: dict[str, str] = {}  # secret variables of its environment
+    addresses: dict[str, str] = {}  # where one that it replaces was to be reached: it takes the same ports
 
     def __repr__(self) -> str:
         return f"Launch({self.name})"

@@ -29,6 +29,9 @@ class Launches:
     def nats(self) -> Launch:
         return Launch(NATS, NATS, self.config, keys=self.keys)
 
+    def router(self) -> Launch:
+        return Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID], keys=self.keys)
+
     def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
         """`engine` None: what keeps the role's proportions."""
         engine = engine or self.config.workers.next_engine(role, self.children.engines(role))
@@ -41,7 +44,7 @@ class Launches:
     def missing(self) -> Iterator[Launch]:
         """What is not there yet. Where a planner has been at work, it knows better how many workers there should be."""
         if ROUTER_ID not in self.children:
-            yield Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID], keys=self.keys)
+            yield self.router()
         if self.children.had_workers and self.config.planner.enabled:
             return
         for external in self.config.external_workers:

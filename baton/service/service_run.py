@@ -3,15 +3,24 @@
 import asyncio
 import os
 import time
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from baton.service.launcher import Launcher
 from baton.service.launches import ROUTER_ID
+from baton.service.nats_server import NATS
 from baton.service.supervisor import Supervisor
 from runtime.config.serving import ServingConfig
-from runtime.processes.process import ProcessExit, Ready
+from runtime.end_task import end_tasks
+from runtime.errors import UnavailableError
+from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
+
+STARTS: Final = 5  # of the router or NATS within STARTS_S, after the first; one that ends again at once is given up
+STARTS_S: Final = 60.0
+AGAIN_S: Final = 0.5
+GOES_NOT_ON: Final = "the service cannot go on"
 
 
 class Tell(Protocol):
@@ -30,6 +39,8 @@ class ServiceRun:
         self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher, environ=environ)
         self._tell = tell
         self._start_s = time.monotonic()
+        self._in_order = True  # no process is lost for good
+        self._starts = defaultdict[str, deque[float]](deque)  # times of later starts, by name of the process
 
     async def run(self) -> bool:
         """Returns True when the service ended in order because it was told to. Raises ProcessFailedError when the
@@ -73,16 +84,42 @@ class ServiceRun:
         return True
 
     async def _serve(self) -> bool:
-        """Returns when the service is told to stop, or cannot serve any more. False when a process was lost."""
-        told = True
-        while ended := await _unless(self.stop, self._supervisor.wait()):
-            told = False
-            able = self._supervisor.config.planner.enabled or bool(self._supervisor.children.workers("decode"))
-            goes_on = able and ended.name not in (ROUTER_ID, "nats")
-            self._tell_of_loss(ended, goes_on)
-            if not goes_on:
-                break
-        return told
+        """Returns when the service is told to stop, or cannot serve any more. False when a process was lost for
+        good."""
+        starting: list[asyncio.Task[None]] = []
+        try:
+            while ended := await _unless(self.stop, self._supervisor.wait()):
+                if ended.name in (ROUTER_ID, NATS):
+                    self._tell_of_loss(ended, "it is started again")
+                    starting.append(asyncio.create_task(self._start_again(ended.name)))
+                    continue
+                self._in_order = False
+                able = self._supervisor.config.planner.enabled or bool(self._supervisor.children.workers("decode"))
+                self._tell_of_loss(ended, "the service goes on without it" if able else GOES_NOT_ON, able)
+                if not able:
+                    break
+        finally:
+            await end_tasks(*starting)
+        return self._in_order
+
+    async def _start_again(self, name: str) -> None:
+        """Tries several times, because a port may be taken for a moment. Ends the service when the process has ended
+        too often."""
+        starts = self._starts[name]
+        while True:
+            while starts and time.monotonic() - starts[0] > STARTS_S:
+                starts.popleft()
+            if len(starts) == STARTS:
+                self._tell(f"error: {name} was started {STARTS} times; {GOES_NOT_ON}", event="given_up", id=name)
+                self._in_order = False
+                self.stop.set()
+                return None
+            starts.append(time.monotonic())
+            try:
+                return await self._supervisor.start_again(name)
+            except (ProcessFailedError, UnavailableError) as error:
+                self._tell(f"error: {error}", event="not_started", id=name)
+                await asyncio.sleep(AGAIN_S)
 
     async def _drain(self) -> bool:
         self._tell("draining", event="draining")
@@ -104,8 +141,7 @@ class ServiceRun:
             addresses=ready.addresses,
         )
 
-    def _tell_of_loss(self, ended: ProcessExit, goes_on: bool) -> None:
-        what = "the service goes on without it" if goes_on else "the service cannot go on"
+    def _tell_of_loss(self, ended: ProcessExit, what: str, goes_on: bool = True) -> None:
         self._tell(
             f"error: {ended}; {what}" + (f"; its last log lines:\n{ended.log_tail}" if ended.log_tail else ""),
             event="lost",

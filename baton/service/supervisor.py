@@ -1,7 +1,8 @@
 """A whole service: NATS, the router and the workers, started in order and ended in order.
 
 Where the processes run is the launcher's business: on this machine or on a Ray cluster. Nothing is restarted silently:
-a process that ends without having been told to is reported by `wait`, and the caller decides what follows from it.
+a process that ends without having been told to is reported by `wait`, and the caller decides what follows from it. The
+router and NATS can be started again where they were.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Self
+
+import msgspec
 
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
@@ -53,6 +56,7 @@ class Supervisor:
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
         self.run: OwnRun | None = None  # from the start on
+        self._nats_was: dict[str, str] = {}  # where those that were taken over look for their NATS server
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -110,6 +114,7 @@ class Supervisor:
                 self.nats = process
             else:
                 self.children.add(launch, process)
+                self._nats_was = {} if launch.config.nats.url is None else {NATS: launch.config.nats.url}
             self._endings.watch(process)
 
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
@@ -119,6 +124,15 @@ class Supervisor:
         await self._start(self._launches.worker(role, worker_id))
         await self.until_used([worker_id])
         return worker_id
+
+    async def start_again(self, name: str) -> None:
+        """Starts the router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
+        when it is ready, the router with the workers that live. Raises ProcessFailedError, UnavailableError."""
+        if name == NATS:
+            await self._start_nats(self.ready[NATS].addresses)
+            return
+        await self._start(msgspec.structs.replace(self._launches.router(), addresses=self.ready[name].addresses))
+        await self.until_used([*self.children.workers("prefill"), *self.children.workers("decode")])
 
     async def until_used(self, worker_ids: Iterable[str]) -> None:
         """Raises ProcessFailedError."""
@@ -186,13 +200,16 @@ class Supervisor:
             await self._reach_nats(url)
             return url
         if self.nats is None:
-            if self.children:
-                raise UnavailableError("processes of this service live, but their NATS server does not; end them first")
-            self.nats = self.launcher.process(self._launches.nats())
-            await self._begin(self.nats)
-        ready = await self.nats.wait_ready(self.config.workers.ready_timeout_s)
-        self._on_ready(ready)
-        return ready.addresses[NATS]
+            await self._start_nats(self._nats_was)
+        else:
+            await self._until_ready(NATS, self.nats)
+        return self.ready[NATS].addresses[NATS]
+
+    async def _start_nats(self, addresses: dict[str, str]) -> None:
+        launch = msgspec.structs.replace(self._launches.nats(), addresses=addresses)
+        self.nats = self.launcher.process(launch)
+        await self._begin(self.nats)
+        await self._until_ready(NATS, self.nats)
 
     async def _reach_nats(self, url: str) -> None:
         """Checks NATS before processes are started that would all wait for it. Raises UnavailableError,

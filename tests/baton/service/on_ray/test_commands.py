@@ -4,6 +4,7 @@ The tests share one cluster and follow each other.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -238,6 +239,23 @@ async def test_a_node_that_dies_takes_its_workers_and_no_request_along_and_the_p
     await asyncio.to_thread(follower.until, f"process={await service.newest()}")
     said = await asyncio.to_thread(follower.end)
     assert "logs of a node cannot be read any more" in said
+
+
+@pytest.mark.slow
+async def test_a_nats_and_a_router_that_die_are_there_again_for_the_same_workers(service: RayService) -> None:
+    workers = {process.pid for process in own_processes("_worker --config")}
+    for command in ("nats-server", "router --config"):
+        (process,) = own_processes(command)
+        process.kill()
+        async with asyncio.timeout(WAIT_S):
+            while own_processes(command) in ([], [process]):
+                await asyncio.sleep(0.05)
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await service.until(lambda workers: sorted(workers.values()) == ["decode", "decode", "prefill"])
+                    break
+        await service.ask(f"after {command}")
+    assert {process.pid for process in own_processes("_worker --config")} == workers
 
 
 @pytest.mark.slow
