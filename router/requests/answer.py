@@ -15,7 +15,8 @@ class Answer:
         parsing, sampling = request.parsing, request.sampling[index]
         self._index = index
         marks = frozenset[int]() if parsing is None else parsing.marks
-        self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks)
+        marks = tokenizer.hidden_token_ids if request.spells_special else marks
+        self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks, request.includes_stop)
         self._parts = None if parsing is None else _Parts(parsing)
         self._num_left = sampling.max_tokens
         self.turned = False  # the last tokens are not the engine's, which has to go on from them

@@ -25,7 +25,7 @@ class GenerateRequest(Struct, frozen=True):
     request_id: str
     prompt: npt.NDArray[np.uint32]  # [num_prompt_tokens], at least one
     sampling: tuple[SamplingParams, ...]  # one per choice; choice i differs by its seed
-    stop: tuple[str, ...]  # stop strings; the text ends before the first one
+    stop: tuple[str, ...]  # stop strings; the text ends before the first one, or with it
     deadline_s: float  # on time.monotonic()
     first_by_s: float = math.inf  # the same for its first token: it is refused when that cannot come in time
     priority: int = 0
@@ -35,6 +35,8 @@ class GenerateRequest(Struct, frozen=True):
     hint: CacheHint = NO_HINT
     parsing: Parsing | None = None  # None: the text is all
     grammar_field: str = "grammar"  # the caller's name of what the grammar comes from
+    includes_stop: bool = False  # the stop string or stop token that ends a choice belongs to its text
+    spells_special: bool = False  # special tokens belong to the text
 
 
 class Parsed(Struct, frozen=True):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -26,10 +26,15 @@ from runtime.side_lane import stop_if_unwanted
 Message = Mapping[str, Any]
 """`role` and `content`, both text, and whatever else the template reads."""
 
+Ending = Literal["answer", "continue", "none"]
+"""How the text ends: the assistant's turn is opened, or the final message is left open for the assistant to continue,
+or neither."""
+
 DEFAULT_TEMPLATE = "chat_template.jinja"
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 PIECES_AT_ONCE = 256  # of the text, after which its length and the time are looked at
 NESTED = "they, or variables of their template, are nested too deep"
+MARK = "\U0001fffe\U0001ffff"  # noncharacters, behind what the final message says where it is to be continued
 MAX_RENDER_S = 5.0  # of a processor, for one conversation; a large one takes milliseconds
 
 
@@ -53,13 +58,15 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        ending: Ending = "answer",
         max_chars: int | None = None,
     ) -> str:
         """`variables` come from the caller and cannot replace what is set here. Raises InvalidRequestError when there
         is no template, when it refuses the messages, and when the text gets longer than `max_chars`."""
+        if ending == "continue":
+            return _left_open(self.render(_marked(messages), variables, "none", max_chars))
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
-        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        values |= {"messages": list(messages), "add_generation_prompt": ending == "answer"}
         template = (self._tool_template if values["tools"] else None) or self._template
         if template is None:
             raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
@@ -87,6 +94,20 @@ def _rendered(template: jinja2.Template, values: Mapping[str, Any], max_chars: i
         raise InvalidRequestError("messages", NESTED) from error
     except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _RefusedError("messages", f"the model's chat template refuses them: {error}") from error
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + MARK + " "}] if messages else []
+
+
+def _left_open(text: str) -> str:
+    """The text up to the end of the final message. A template that strips its messages strips this one, too. Raises
+    InvalidRequestError."""
+    said, mark, after = text.rpartition(MARK)
+    if not mark:
+        problem = "cannot be continued: the model's chat template does not end with what the final message says"
+        raise InvalidRequestError("messages", problem)
+    return said if after.startswith(" ") else said.rstrip()
 
 
 def _with_written_arguments(message: Message) -> Message:

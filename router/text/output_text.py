@@ -10,12 +10,19 @@ from router.text.tokenizer import Tokenizer
 
 class OutputText:
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...], min_tokens: int = 0, marks: Set[int] = NO_MARKS
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        min_tokens: int = 0,
+        marks: Set[int] = NO_MARKS,
+        includes_stop: bool = False,
     ) -> None:
         """Stop strings are looked for in the text that tokens from number `min_tokens` on add. `marks`: special tokens
-        that are spelled out."""
+        that are spelled out. `includes_stop`: what ends the choice, a stop string or a stop token, belongs to the
+        text."""
         self._detokenizer = make_detokenizer(tokenizer, marks)
-        self._stop_strings = StopStrings(stop) if stop else None
+        self._stop_strings = StopStrings(stop, includes_stop) if stop else None
+        self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._stopped = False
@@ -33,11 +40,14 @@ class OutputText:
     def push(self, token_ids: Sequence[int], stop_token: int | None = None) -> tuple[int, str, bool]:
         """Returns (how many of the tokens are accepted, text that may be shown now, stopped).
 
-        `stop_token` is the EOS or stop token that ends the choice, when the last token is one; it is accepted and has
-        no text. The token that completes a stop string stops the choice and is the last that is accepted.
+        `stop_token` is the EOS or stop token that ends the choice, when the last token is one; it is accepted, and has
+        no text unless it is included. The token that completes a stop string stops the choice and is the last that is
+        accepted.
         """
         if self._stopped:
             return 0, "", True
+        if self._includes_stop:
+            stop_token = None
         if self._stop_strings is None:
             has_text = token_ids[:-1] if token_ids and token_ids[-1] == stop_token else token_ids
             return len(token_ids), self._detokenizer.push(has_text), False

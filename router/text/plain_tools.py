@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.text.chat_template import Message
+from router.text.chat_template import Ending, Message
 from router.text.segment_cache import Unfinished
 from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
@@ -30,6 +30,7 @@ def begin_plain_chat(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     max_chars: int,
+    ending: Ending,
 ) -> Unfinished:
     """Does what Tokenizer.begin_chat does, with the tools as text. `form`: a call of NAME with ARGUMENTS. Raises
     InvalidRequestError."""
@@ -39,13 +40,13 @@ def begin_plain_chat(
     has_system = bool(turns) and turns[0]["role"] == "system"
     system = {"role": "system", "content": f"{turns[0]['content']}\n\n{told}" if has_system else told}
     try:
-        return tokenizer.begin_chat([system, *turns[has_system:]], variables, max_chars)
+        return tokenizer.begin_chat([system, *turns[has_system:]], variables, max_chars, ending)
     except InvalidRequestError:
         first = next((place for place, turn in enumerate(turns) if turn["role"] == "user"), None)
         if has_system or first is None:
             raise
         turns[first] = {**turns[first], "content": f"{told}\n\n{turns[first]['content']}"}
-        return tokenizer.begin_chat(turns, variables, max_chars)
+        return tokenizer.begin_chat(turns, variables, max_chars, ending)
 
 
 def _with_calls_as_text(form: str, messages: Sequence[Message]) -> list[Message]:

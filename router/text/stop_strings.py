@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces of any size, and shows no character of them.
+"""Finds stop strings in text that arrives in pieces of any size, and shows no character of them unless told to.
 
 Wherever the pieces are cut, the stop string that is complete first ends the text; when several are complete at the same
 character, the longest does. The text before it is shown. A character costs the same however long the stop strings are.
@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], included: bool = False) -> None:
+        """`included`: the stop string that ends the text is shown."""
         assert all(stop), "an empty stop string would end every text"
         self._followed = [_Followed(one) for one in stop]
+        self._included = included
         self.found: str | None = None  # what has ended the text
         self._held = ""  # the longest end of the text that may begin a stop string
 
@@ -22,7 +24,7 @@ class StopStrings:
         if matches:
             self._held = ""
             end, _, self.found = min(matches)
-            return text[: num_held + end - len(self.found)], True
+            return text[: num_held + end - (0 if self._included else len(self.found))], True
         cut = len(text) - max((one.matched for one in self._followed), default=0)
         self._held = text[cut:]
         return text[:cut], False

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from router.text.chat_template import NESTED, Message, load_chat_template
+from router.text.chat_template import NESTED, Ending, Message, load_chat_template
 from router.text.control_tokens import ControlTokens
 from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
 from router.text.text_encoder import HARD_TEXTS, TokenIds, text_encoder
@@ -60,15 +60,19 @@ class Tokenizer:
         return self._encode([text], add_special_tokens)[0]
 
     def begin_chat(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, max_chars: int | None = None
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        max_chars: int | None = None,
+        ending: Ending = "answer",
     ) -> Unfinished:
-        """Renders the model's chat template, up to where the assistant speaks. Raises InvalidRequestError, also when
-        the text is longer than `max_chars`."""
+        """Renders the model's chat template. Raises InvalidRequestError, also when the text is longer than
+        `max_chars`."""
         try:
             plain = self._control.plain(messages, variables)
         except RecursionError as error:
             raise InvalidRequestError("messages", NESTED) from error
-        text = self._template.render(plain.messages, plain.variables, max_chars=max_chars)
+        text = self._template.render(plain.messages, plain.variables, ending, max_chars)
         return self._segments.begin(text, plain.separator)
 
     @property

@@ -29,11 +29,14 @@ class TextBody(CacheFields, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     priority: int | None = None
     cache_salt: Name | None = None
 
-    def asked(self, prompt_field: str, form: Any = None, add_special_tokens: bool = True) -> Asked:
+    def asked(
+        self, prompt_field: str, form: Any = None, add_special_tokens: bool = True, last_tokens: int | None = None
+    ) -> Asked:
         """`form`: see Asked. Raises InvalidRequestError."""
         call = Call(
             prompt_field=prompt_field,
             add_special_tokens=add_special_tokens,
+            last_tokens=last_tokens,
             model=self.model,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",

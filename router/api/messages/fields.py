@@ -18,6 +18,7 @@ from router.api.wishes.structured_output import schema_grammar
 from router.api.wishes.tool_use import ToolChoice as Choice, ToolUse
 from router.api.wishes.tools import check_distinct, check_function, check_named, plain_tool, read_tools
 from router.api.wishes.validation import MAX_MESSAGES, Chat, check_thinking
+from router.text.chat_template import Ending
 from runtime.errors import InvalidRequestError, shown
 
 CHOICES: Mapping[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
@@ -118,12 +119,13 @@ class CountBody(_KnownFields, frozen=True, kw_only=True):
         messages = conversation.messages
         if (num := len(messages)) > MAX_MESSAGES:
             raise InvalidRequestError("messages", f"makes {num} messages; at most {MAX_MESSAGES} are allowed")
-        if messages and messages[-1]["role"] == "assistant":
-            problem = "ends with a turn of the assistant, which cannot be gone on with here; end with one of the user"
-            raise InvalidRequestError("messages", problem)
+        continued = bool(messages) and messages[-1]["role"] == "assistant"
+        if continued and messages[-1].get("tool_calls"):
+            raise InvalidRequestError("messages", "ends with a call of a tool; its result has to follow")
         size = memoryview(self.tools).nbytes + memoryview(self.chat_template_kwargs).nbytes
         size += conversation.argument_bytes
-        return Chat(messages, self._template_variables(), size, self._tool_use(), self._thinking_tokens())
+        ending: Ending = "continue" if continued else "answer"
+        return Chat(messages, self._template_variables(), size, self._tool_use(), self._thinking_tokens(), ending)
 
     def _thinking_tokens(self) -> int | None:
         budget = (

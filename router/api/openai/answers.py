@@ -116,9 +116,11 @@ class OpenAIDialect:
         """Raises InvalidRequestError."""
         body = decode_body(data, self._body)
         options, prompts = body.options(), body.prompts()
-        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        whole = body.truncate_prompt_tokens is None
+        texts = [prompt if isinstance(prompt, str) and whole else None for prompt in prompts]
         form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts)
-        return body.asked(body.prompt_field, form, body.add_special_tokens is not False), options, prompts
+        asked = body.asked(body.prompt_field, form, body.add_special_tokens is not False, body.truncate_prompt_tokens)
+        return asked, options, prompts
 
     def answer(self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]) -> Answer:
         heading = Heading.new(self._prefix, request_id, self._frontend.model)

@@ -23,7 +23,15 @@ from router.api.wishes.validation import plain_role
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
 
-WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls")
+WITHOUT_EFFECT = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "parallel_tool_calls",
+    "spaces_between_special_tokens",
+)
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
@@ -39,12 +47,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1.0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 """Fields that are known and not served -> the values that change nothing, besides null."""
 

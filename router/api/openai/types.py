@@ -15,10 +15,15 @@ from router.api.wishes.cache_hints import CacheOptions, openai_keeps_s
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import AS_NAMED, Options
 from router.api.wishes.structured_output import STRUCTURED, grammar_of
-from router.api.wishes.template_variables import template_variables, thinking_variables, verbosity_variables
+from router.api.wishes.template_variables import (
+    document_variables,
+    template_variables,
+    thinking_variables,
+    verbosity_variables,
+)
 from router.api.wishes.tools import tool_use
 from router.api.wishes.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt, check_thinking
-from router.text.chat_template import Message
+from router.text.chat_template import Ending, Message
 from runtime.errors import InvalidRequestError
 
 MAX_PROMPTS = 64
@@ -44,6 +49,9 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     return_token_ids: bool | None = None  # as in vLLM, as is the next one
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    skip_special_tokens: bool | None = None  # in the answer
+    include_stop_str_in_output: bool | None = None
     prompt_cache_retention: Name | None = None  # OpenAI's, as is the next one
     prompt_cache_key: Name | None = None
 
@@ -79,7 +87,14 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
         if found := grammar_of({name: getattr(self, name) for name in STRUCTURED}):
             given["grammar"], names["grammar"] = found
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
-        return Options(given=given, names=names, stop=stop, n=self.n)
+        return Options(
+            given=given,
+            names=names,
+            stop=stop,
+            n=self.n,
+            includes_stop=bool(self.include_stop_str_in_output),
+            spells_special=self.skip_special_tokens is False,
+        )
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         """Changes the sampling parameters where the endpoint spells one differently. Returns the caller's names of
@@ -104,7 +119,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     reasoning_effort: Name | None = None
     verbosity: Name | None = None  # goes to the chat template
     prompt_cache_options: CacheOptions | None = None
-    thinking_token_budget: int | None = None  # as in vLLM
+    thinking_token_budget: int | None = None  # as in vLLM, as are the next ones
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Raw = ABSENT  # for the chat template
 
     def keeps_s(self) -> Iterable[float]:
         yield from openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key, self.prompt_cache_options)
@@ -128,14 +146,24 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
 
     def prompts(self) -> Sequence[Prompt]:
         messages, size = plain_messages(self.messages)
-        size += memoryview(self.chat_template_kwargs).nbytes + memoryview(self.tools).nbytes
+        size += sum(memoryview(each).nbytes for each in (self.chat_template_kwargs, self.tools, self.documents))
         use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
         budget = check_thinking("thinking_token_budget", self.thinking_token_budget)
-        return [Chat(messages, self._variables(), size, use, budget)]
+        ending = chat_ending(self.add_generation_prompt, self.continue_final_message)
+        return [Chat(messages, self._variables(), size, use, budget, ending)]
 
     def _variables(self) -> Mapping[str, Any]:
         told = {**verbosity_variables(self.verbosity), **thinking_variables(self.reasoning_effort)}
-        return {**told, **template_variables(self.chat_template_kwargs)}
+        return {**told, **document_variables(self.documents), **template_variables(self.chat_template_kwargs)}
+
+
+def chat_ending(add_generation_prompt: bool | None, continue_final_message: bool | None) -> Ending:
+    """Raises InvalidRequestError."""
+    if not continue_final_message:
+        return "none" if add_generation_prompt is False else "answer"
+    if add_generation_prompt:
+        raise InvalidRequestError("continue_final_message", "cannot be true where add_generation_prompt is")
+    return "continue"
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]:

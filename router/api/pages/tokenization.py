@@ -12,7 +12,7 @@ from router.api.dialects.json_body import ABSENT, decode_body, read_soon
 from router.api.dialects.plain_request import answer_plain
 from router.api.http.json_response import encode_in_slices
 from router.api.openai.fields import ChatMessage, TextPart
-from router.api.openai.types import plain_messages
+from router.api.openai.types import chat_ending, plain_messages
 from router.api.pages.openapi import Described
 from router.api.wishes.names import Name
 from router.api.wishes.template_variables import template_variables
@@ -34,6 +34,8 @@ class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     messages: Sequence[ChatMessage] | None = None
     add_special_tokens: bool = True  # of a prompt; a chat has those of its template
     return_token_strs: bool = False
+    add_generation_prompt: bool | None = None  # of a chat, as is the next one
+    continue_final_message: bool | None = None
     chat_template_kwargs: Raw = ABSENT
 
     def wanted(self) -> tuple[str, Prompt]:
@@ -44,7 +46,9 @@ class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return "prompt", self.prompt or ""
         messages, size = plain_messages(self.messages)
         variables = template_variables(self.chat_template_kwargs)
-        return "messages", Chat(messages, variables, size + memoryview(self.chat_template_kwargs).nbytes)
+        ending = chat_ending(self.add_generation_prompt, self.continue_final_message)
+        size += memoryview(self.chat_template_kwargs).nbytes
+        return "messages", Chat(messages, variables, size, ending=ending)
 
 
 class Tokens(Struct, frozen=True):

@@ -38,6 +38,8 @@ class Options(Struct, frozen=True, kw_only=True):
     names: Mapping[str, str] = {}  # field of SamplingParams -> the caller's name of it, where that is another
     stop: Sequence[str] = ()
     n: int | None = None
+    includes_stop: bool = False  # see GenerateRequest, as the next one
+    spells_special: bool = False
     cuts_max_tokens: bool = False  # more than fit are as many as fit, else they are refused
 
     def name_of(self, parameter: str) -> str:

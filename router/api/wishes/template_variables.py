@@ -23,6 +23,18 @@ def verbosity_variables(verbosity: str | None) -> Mapping[str, Any]:
     return {} if verbosity is None else {"verbosity": verbosity}
 
 
+def document_variables(written: Raw, name: str = "documents") -> Mapping[str, Any]:
+    """Raises InvalidRequestError."""
+    if not memoryview(written):
+        return {}
+    check_depth(name, bytes(written))
+    try:
+        documents = msgspec.json.decode(written, type=list[dict[str, Any]] | None)
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError(name, f"cannot be used: {error}") from error
+    return {} if documents is None else {name: documents}
+
+
 def template_variables(kwargs: Raw, name: str = "chat_template_kwargs") -> Mapping[str, Any]:
     """`name`: the caller's, of the field. Raises InvalidRequestError."""
     written = memoryview(kwargs)

@@ -10,7 +10,7 @@ from baton_proto.grammar import Grammar
 from router.parsing.call_grammars import Rest, Thought, answer_grammar
 from router.parsing.families import ReasoningFamily
 from router.parsing.parsing import ModelFamilies, Parsing
-from router.text.chat_template import Message
+from router.text.chat_template import Ending, Message
 from router.text.plain_tools import begin_plain_chat
 from router.text.segment_cache import Unfinished
 from router.text.text_encoder import TokenIds
@@ -65,12 +65,13 @@ def begin_chat(
     messages: Sequence[Message],
     variables: Mapping[str, Any],
     max_chars: int,
+    ending: Ending = "answer",
 ) -> Unfinished:
     """The prompt with its tools, which `check_tools` has let through. Raises InvalidRequestError."""
     tools = [] if use is None else list(use.told)
     if tools and families.tools is not None and not families.tells_tools:
-        return begin_plain_chat(tokenizer, families.tools.shown, messages, tools, variables, max_chars)
-    return tokenizer.begin_chat(messages, {**variables, "tools": tools} if tools else variables, max_chars)
+        return begin_plain_chat(tokenizer, families.tools.shown, messages, tools, variables, max_chars, ending)
+    return tokenizer.begin_chat(messages, {**variables, "tools": tools} if tools else variables, max_chars, ending)
 
 
 def answer_form(
@@ -80,14 +81,16 @@ def answer_form(
     prompt: TokenIds,
     given: Grammar | None,
     thinking_tokens: int | None = None,
+    continues: bool = False,
 ) -> tuple[Parsing | None, Grammar | None]:
     """How the answer is taken apart, and the grammar that it follows: the thought that it may begin with, then calls of
-    tools or what `given`, the caller's own grammar, says. `thinking_tokens`: of reasoning, at most. Raises
-    InvalidRequestError."""
+    tools or what `given`, the caller's own grammar, says. `thinking_tokens`: of reasoning, at most. `continues`: the
+    prompt ends within what the assistant says. Raises InvalidRequestError."""
     calls, reasoning = families.tools if use.told else None, families.reasoning
     if calls is None and reasoning is None:
         return None, given
     thought = _thought(reasoning, tokenizer, prompt)
+    thought = "has ended" if continues and thought == "may begin" else thought
     schemas = use.schemas() if calls is not None else {}
     grammar = _grammar(use, families, schemas, thought, given)
     end: tuple[int, ...] = ()

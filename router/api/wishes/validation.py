@@ -25,7 +25,7 @@ from router.api.wishes.sampling_options import Options, check_in_vocabulary, che
 from router.api.wishes.tool_use import ToolUse, answer_form, begin_chat, check_tools
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
-from router.text.chat_template import Message
+from router.text.chat_template import Ending, Message
 from router.text.text_encoder import TokenIds
 from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from runtime.security.callers import ANY_TENANT, ANYONE, Caller
@@ -37,6 +37,9 @@ MAX_SALT_CHARS = 256
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
 MAX_MESSAGES = 4096
+TRUNCATE = "truncate_prompt_tokens"
+LONGEST = -1  # its value for as many tokens as fit
+CUT_TIMES = 4  # so many times as long as it fits may a prompt be of which the last tokens are kept
 MAX_CHARS_PER_TOKEN = 16  # on the average of a prompt; text has three to five
 IN_PLACE_CHARS = 4096  # longer texts are tokenized in the side lane, so that no other request waits
 IN_PLACE_BYTES = 64 * 1024  # longer bodies and messages are read and rendered there
@@ -57,6 +60,7 @@ class Chat(Struct, frozen=True):
     variable_bytes: int = 0  # as JSON; tools and their calls count too
     tools: ToolUse | None = None  # None: the answer is text and nothing else
     thinking_tokens: int | None = None  # of reasoning, at most; checked by check_thinking
+    ending: Ending = "answer"
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
@@ -75,6 +79,7 @@ class Call(Struct, frozen=True, kw_only=True):
     request_id: str = ""  # see make_request_id
     prompt_field: str = "prompt"  # the caller's name of the prompt
     add_special_tokens: bool = True  # to a prompt that is a text, as training had it
+    last_tokens: int | None = None  # so many of the prompt are kept, its last ones; LONGEST: as many as fit; None: all
     model: str | None = None
     priority: int = 0
     caller: Caller = ANYONE
@@ -100,12 +105,13 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     deadline_s = started_s + timeout_s
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families)
-    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens)
+    last = _last_tokens(call, options, limits)
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, last)
     given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
     parsing, grammar = None, given
     if isinstance(prompt, Chat) and use is not None:
         form = use, frontend.families, frontend.tokenizer
-        parsing, grammar = answer_form(*form, tokens, given, prompt.thinking_tokens)
+        parsing, grammar = answer_form(*form, tokens, given, prompt.thinking_tokens, prompt.ending == "continue")
     grammar_field = options.name_of("grammar") if given is not None else "tools"
     if grammar is not None:
         grammar = await _check_answer(frontend, grammar, given, grammar_field, use, deadline_s)
@@ -131,6 +137,8 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         hint=msgspec.structs.replace(call.hint, keep_s=min(call.hint.keep_s, math.ceil(frontend.max_keep_cache_s))),
         parsing=parsing,
         grammar_field=grammar_field,
+        includes_stop=options.includes_stop,
+        spells_special=options.spells_special,
     )
 
 
@@ -228,11 +236,26 @@ async def _check_answer(
 
 
 async def tokenize(
-    frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None = None, add_special_tokens: bool = True
+    frontend: Frontend,
+    prompt: Prompt,
+    name: str,
+    deadline_s: float | None = None,
+    add_special_tokens: bool = True,
+    last_tokens: int | None = None,
 ) -> TokenIds:
-    """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it.
-    Raises InvalidRequestError, and what the side lane raises."""
-    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
+    """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it;
+    `last_tokens`: so many are kept, the last ones. Raises InvalidRequestError, and what the side lane raises."""
+    limits = frontend.generator.limits()
+    if last_tokens is None:
+        return await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)
+    limits = Limits(CUT_TIMES * _longest(limits))
+    return (await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits))[-last_tokens:]
+
+
+async def _tokenize(
+    frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None, add_special_tokens: bool, limits: Limits
+) -> TokenIds:
+    tokenizer = frontend.tokenizer
     if isinstance(prompt, Chat) and not prompt.messages:
         raise InvalidRequestError(name, "is empty; at least one message is needed")
     if not isinstance(prompt, Chat) and not len(prompt):
@@ -248,7 +271,7 @@ async def tokenize(
         )
         raise ContextLengthError(name, problem)
     if isinstance(prompt, Chat):
-        tokens = await _tokenize_chat(frontend, prompt, name, max_chars, deadline_s)
+        tokens = await _tokenize_chat(frontend, prompt, name, max_chars, deadline_s, limits)
     elif num_chars <= IN_PLACE_CHARS:
         tokens = tokenizer.encode(prompt, add_special_tokens)
     else:
@@ -259,10 +282,10 @@ async def tokenize(
 
 
 async def _tokenize_chat(
-    frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None
+    frontend: Frontend, chat: Chat, name: str, max_chars: int, deadline_s: float | None, limits: Limits
 ) -> TokenIds:
-    tokenizer, limits = frontend.tokenizer, frontend.generator.limits()
-    begin = partial(begin_chat, chat.tools, frontend.families, tokenizer, chat.messages, chat.variables, max_chars)
+    tokenizer, families = frontend.tokenizer, frontend.families
+    begin = partial(begin_chat, chat.tools, families, tokenizer, chat.messages, chat.variables, max_chars, chat.ending)
     at_once = chat.num_chars() + chat.steps() * CHARS_PER_STEP <= IN_PLACE_BYTES
     text = begin() if at_once else await frontend.lane.run(deadline_s, begin)
     _check_fits(name, len(text.segments) - 1, limits, at_least="at least ")  # each but the first begins with a token
@@ -298,6 +321,19 @@ def _check_length(
         problem = f"is {max_tokens}, the prompt has {num_prompt_tokens} tokens; {_who_takes(limits)} in all"
         raise ContextLengthError(options.name_of("max_tokens"), problem)
     return max_tokens
+
+
+def _last_tokens(call: Call, options: Options, limits: Limits) -> int | None:
+    """The number of tokens that are kept of a prompt; None: all. Raises InvalidRequestError."""
+    if call.last_tokens is None:
+        return None
+    if call.last_tokens == LONGEST:
+        max_tokens: int = options.given.get("max_tokens", 1)
+        return max(1, _longest(limits) - max(1, max_tokens))
+    if not call.last_tokens:
+        raise InvalidRequestError(TRUNCATE, "is 0, must be at least 1, or -1 for as many tokens as fit")
+    check_range(TRUNCATE, call.last_tokens, LONGEST, _longest(limits) - 1)
+    return call.last_tokens
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:

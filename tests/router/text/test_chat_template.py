@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as LibraryTokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from router.text import chat_template
-from router.text.chat_template import ChatTemplate, load_chat_template
+from router.text.chat_template import ChatTemplate, Ending, load_chat_template
 from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 from tests.tiny_model import CHAT_TEMPLATE
 
@@ -41,6 +41,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "assistant", "content": "  Yes.\n"},
         {"role": "user", "content": "{{ 1 + 1 }}\n"},
     ],
+    [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": " The sum  "}],
 ]
 
 
@@ -57,9 +58,16 @@ def rendered_by_transformers(template: str, messages: list[dict[str, Any]], **va
 @pytest.mark.parametrize("template", [SMOLLM2, CHAT_TEMPLATE, LAID_OUT], ids=["smollm2", "tiny", "laid out"])
 def test_templates_render_as_in_transformers(template: str, messages: list[dict[str, Any]]) -> None:
     ours = ChatTemplate(template, {"bos_token": "<s>"})
-    for prompt in (True, False):
-        theirs = rendered_by_transformers(template, messages, add_generation_prompt=prompt, enable_thinking=False)
-        assert ours.render(messages, {"enable_thinking": False}, prompt) == theirs
+    endings: dict[Ending, str] = {"answer": "add_generation_prompt", "none": "", "continue": "continue_final_message"}
+    for ending, flag in endings.items():
+        theirs = rendered_by_transformers(template, messages, enable_thinking=False, **({flag: True} if flag else {}))
+        assert ours.render(messages, {"enable_thinking": False}, ending) == theirs
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages | length }}"])
+def test_a_final_message_that_the_template_does_not_show_cannot_be_continued(template: str) -> None:
+    with pytest.raises(InvalidRequestError, match="messages: cannot be continued"):
+        ChatTemplate(template, {}).render(CONVERSATIONS[1], ending="continue")
 
 
 def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:

@@ -83,12 +83,16 @@ def test_special_tokens_are_spelled_out_where_they_are_marks(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("stop", [(), ("two",)])
-def test_a_stop_token_that_is_a_word_is_not_in_the_text(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+def test_a_stop_token_that_is_a_word_is_in_the_text_only_where_that_is_wanted(
+    tokenizer: Tokenizer, stop: tuple[str, ...]
+) -> None:
     token_ids = ids(tokenizer, "one. one.")
     text = OutputText(tokenizer, stop)
     accepted, shown, _ = text.push(token_ids, stop_token=token_ids[-1])
     assert accepted == len(token_ids)
     assert shown + text.flush() == "one. one"
+    included = OutputText(tokenizer, stop, includes_stop=True)
+    assert included.push(token_ids, stop_token=token_ids[-1])[1] + included.flush() == "one. one."
 
 
 @given(

@@ -6,8 +6,8 @@ LETTERS = "ab€"
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4).map(tuple)
 
 
-def run(stop: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:
-    strings = StopStrings(stop)
+def run(stop: tuple[str, ...], pieces: list[str], included: bool) -> tuple[str, bool]:
+    strings = StopStrings(stop, included)
     shown = ""
     for piece in pieces:
         text, stopped = strings.push(piece)
@@ -17,23 +17,23 @@ def run(stop: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:
     return shown + strings.flush(), False
 
 
-def oracle(stop: tuple[str, ...], text: str) -> tuple[str, bool]:
+def oracle(stop: tuple[str, ...], text: str, included: bool) -> tuple[str, bool]:
     """Reads character by character and looks back."""
     for end in range(len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]
         if complete:
-            return text[: end - max(map(len, complete))], True
+            return text[: end if included else end - max(map(len, complete))], True
     return text, False
 
 
-@given(STOPS, st.lists(st.text(LETTERS, max_size=4), max_size=20))
-@example(("abab€",), ["ab", "abab€"])
-@example(("b",), ["abab"])
-@example(("aba", "b"), ["aba"])
-def test_the_text_ends_before_the_first_complete_stop_string_however_it_is_cut(
-    stop: tuple[str, ...], pieces: list[str]
+@given(STOPS, st.lists(st.text(LETTERS, max_size=4), max_size=20), st.booleans())
+@example(("abab€",), ["ab", "abab€"], False)
+@example(("b",), ["abab"], False)
+@example(("aba", "b"), ["aba"], True)
+def test_the_text_ends_before_the_first_complete_stop_string_or_with_it_however_it_is_cut(
+    stop: tuple[str, ...], pieces: list[str], included: bool
 ) -> None:
-    assert run(stop, pieces) == oracle(stop, "".join(pieces))
+    assert run(stop, pieces, included) == oracle(stop, "".join(pieces), included)
 
 
 @given(STOPS, st.text(LETTERS, max_size=30))

@@ -235,6 +235,14 @@ async def test_options_reach_the_engine(client: anthropic.AsyncAnthropic, genera
     assert generator.requests[-1].hint.keep_s == 300
 
 
+async def test_an_assistants_turn_at_the_end_is_continued(
+    client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
+) -> None:
+    begun: Any = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "The answer is"}]
+    await client.messages.create(**ASKED | {"messages": begun})
+    assert prompt_of(generator).endswith("<|im_start|>assistant\nThe answer is")
+
+
 async def test_an_effort_reaches_the_template(client: anthropic.AsyncAnthropic, generator: ScriptedGenerator) -> None:
     for effort in ("low", "high"):
         config: Any = {"effort": effort}
@@ -271,11 +279,12 @@ def said_by(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [*blocks]}, {"role": "user", "content": "a"}]}
 
 
+CALLED = {"id": "a", "name": "b", "input": {}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "assistant", "content": "Sure, "}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", **CALLED}]}]}, "messages"),
     ({"messages": [{"role": "ghost", "content": "a"}]}, "messages[0].role"),
     (said_by("user", {"type": "image", "source": {}}), "messages[0].content[0].type"),
     (said_by("user", {"type": "tool_use", "id": "a", "name": "b", "input": {}}), "messages[0].content[0].type"),

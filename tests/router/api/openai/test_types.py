@@ -88,6 +88,28 @@ def test_fields_that_change_nothing_are_taken() -> None:
     read_body(json.dumps({"prompt": "a"} | harmless).encode(), CompletionBody)
 
 
+def test_how_a_chats_prompt_ends_is_said_as_in_vllm() -> None:
+    def ending(**fields: bool) -> str:
+        (chat,) = read_body(json.dumps({"messages": [USER]} | fields).encode(), ChatBody)[2]
+        assert isinstance(chat, Chat)
+        return chat.ending
+
+    assert ending() == ending(add_generation_prompt=True) == ending(continue_final_message=False) == "answer"
+    assert ending(add_generation_prompt=False) == "none"
+    assert ending(continue_final_message=True) == "continue"
+    assert ending(continue_final_message=True, add_generation_prompt=False) == "continue"
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert refused(ChatBody, {"messages": [USER]} | both).field == "continue_final_message"
+
+
+def test_documents_go_to_the_chat_template() -> None:
+    documents = [{"title": "Rain", "text": "It is wet."}]
+    (chat,) = read_body(json.dumps({"messages": [USER], "documents": documents}).encode(), ChatBody)[2]
+    assert isinstance(chat, Chat)
+    assert chat.variables == {"documents": documents}
+    assert refused(ChatBody, {"messages": [USER], "documents": ["It is wet."]}).field == "documents"
+
+
 def test_options_of_a_stream_are_refused_without_one() -> None:
     for kind, body in ((ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})):
         error = refused(kind, body | {"stream_options": {"include_usage": True}})

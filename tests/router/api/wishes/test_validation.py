@@ -232,6 +232,35 @@ async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
+async def test_the_last_tokens_of_a_prompt_are_kept_where_they_are_asked_for(frontend: Frontend) -> None:
+    with_limits(frontend, 100)
+    text, tokens = "relay " * 50, list(range(5, 205))
+    asked = [{"role": "user", "content": text}]
+    whole = frontend.tokenizer.encode(text).tolist(), tokens, frontend.tokenizer.chat(asked).tolist()
+    for prompt, all_of_it in zip((text, tokens, Chat(asked)), whole, strict=True):
+        for last, given, kept in ((7, {}, 7), (99, {}, 99), (-1, {}, 99), (-1, {"max_tokens": 30}, 70)):
+            request = await check(frontend, prompt, replace(CALL, last_tokens=last), **given)
+            assert request.prompt.tolist() == all_of_it[-kept:]
+    short = await check(frontend, "Hello", replace(CALL, last_tokens=50))
+    assert short.prompt.tolist() == frontend.tokenizer.encode("Hello").tolist()
+
+
+LAST = [(0, "is 0, must be at least 1, or -1"), (-2, "is -2, must be at least -1"), (100, "is 100, must .* at most 99")]
+
+
+@pytest.mark.parametrize(("last", "problem"), LAST)
+async def test_how_many_last_tokens_are_kept_is_bounded(frontend: Frontend, last: int, problem: str) -> None:
+    with_limits(frontend, 100)
+    with pytest.raises(InvalidRequestError, match=f"truncate_prompt_tokens: {problem}"):
+        await check(frontend, "Hello", replace(CALL, last_tokens=last))
+
+
+async def test_a_prompt_of_many_times_what_fits_is_refused_before_it_is_cut(frontend: Frontend) -> None:
+    with_limits(frontend, 100)
+    with pytest.raises(ContextLengthError, match="has 400 tokens"):
+        await check(frontend, [5] * 400, replace(CALL, last_tokens=1))
+
+
 @pytest.mark.parametrize("priority", [-(2**31) - 1, 1, 2**31])
 async def test_a_priority_is_bounded(frontend: Frontend, priority: int) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
