@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton.service.launcher import Machines, uses_gpus
 from baton.service.local_launcher import LocalLauncher, this_machine
 from baton.service.machine_defaults import described, suited
 from baton.service.service_run import ServiceRun, Tell
+from baton.service.systemd import Systemd
 from baton.shadowing import refuse_shadowed
 from runtime.checkpoint.model_files import ModelFiles, pinned
 from runtime.checkpoint.served_model import is_mock, served_model
@@ -28,6 +30,7 @@ from runtime.config.serving import ServingConfig, load_config
 from runtime.config.types import Workers
 from runtime.config.workers import WorkerEngine
 from runtime.config.yaml_file import read_yaml
+from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 from worker.engines.table import NAMES
@@ -154,7 +157,10 @@ def _service(path: Path | None, flags: dict[str, Any]) -> Service:
 
 
 async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell) -> ExitCode:
+    systemd = Systemd(os.environ)
+
     def tell_more(line: str, *, event: str, **fields: Any) -> None:
+        systemd.hear(line, event)
         tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
     run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more)
@@ -162,7 +168,11 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell
         asyncio.get_running_loop().add_signal_handler(
             number, lambda: (run.hurry if run.stop.is_set() else run.stop).set()
         )
-    return ExitCode.OK if await run.run() else ExitCode.FAILED
+    watching = asyncio.create_task(systemd.watch(run.answers))
+    try:
+        return ExitCode.OK if await run.run() else ExitCode.FAILED
+    finally:
+        await end_tasks(watching)
 
 
 def _on_ray(service: Service, address: str, nodes: int, tell: Tell) -> None:

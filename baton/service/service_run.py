@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Protocol
 
+import grpc
+
 from baton.service.launcher import Launcher
 from baton.service.launches import ROUTER_ID
 from baton.service.nats_server import NATS
@@ -53,6 +55,17 @@ class ServiceRun:
         finally:
             clean = await self._drain()
         return told and clean
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the router answers in time."""
+        if ROUTER_ID not in self._supervisor.ready:
+            return False
+        try:
+            async with self._supervisor.client() as client:
+                await client.status(timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     def _planner(self) -> AbstractAsyncContextManager[object]:
         """A context that ends before the service drains: from then on the planner starts nothing."""
