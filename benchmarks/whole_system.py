@@ -79,7 +79,7 @@ class Loads:
         """Each trace at its highest rate."""
         for trace in dict.fromkeys(trace for trace, _ in self._seeds):
             rate = max(rate for of, rate in self._seeds if of == trace)
-            yield (trace, rate), self.lines(trace, self._arguments.warm_up, 0)
+            yield (trace, rate), self.lines(trace, max(2, self._arguments.warm_up), 0)
 
     async def sent(self, port: int, cell: Cell, text: str, lines: list[TraceLine]) -> list[Timing]:
         """`text`: another one gives other prompts of the same lengths. Raises UnavailableError when all fail."""
