@@ -28,6 +28,7 @@ BATON = [sys.executable, "-m", "baton"]
 NOBODY = "nats://127.0.0.1:1"
 COMMANDS = (["plan"], ["scale", "prefill=2"], ["drain", "decode-1"], ["flip", "decode-1"])
 WAIT_S = 40.0
+POLL_S = 0.05
 SERVING = """
 model: mock
 router: {http_port: 0, grpc_port: 0}
@@ -102,6 +103,7 @@ async def test_what_an_operator_says_is_done_and_shown(nats_server: NatsServer, 
             metrics = ""
             while 'baton_planner_effects_total{outcome="done",verb="add"} 1.0' not in metrics:
                 metrics = (await http.get(addresses["metrics"])).text
+                await asyncio.sleep(POLL_S)
         assert 'baton_planner_workers_wanted{role="decode"} 2.0' in metrics
         assert "baton_planner_frozen 0.0" in metrics
 
@@ -112,7 +114,7 @@ async def test_a_service_that_was_killed_in_mid_scaling_ends_up_as_it_was_told_w
     async with service(nats_server, tmp_path) as (process, _):
         await baton(nats_server, "scale", "prefill=2", "decode=2")
         while len(children := process.children(recursive=True)) < 5:  # a router and two workers, then four
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(POLL_S)
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(assert_gone, [child.pid for child in children])
     async with service(nats_server, tmp_path) as (process, addresses):
@@ -162,7 +164,8 @@ async def until_workers(nats_server: NatsServer, prefill: int, decode: int, at_l
     plan: dict[str, Any] = {}
     async with asyncio.timeout(WAIT_S):
         while True:
-            plan = json.loads(await baton(nats_server, "plan", "--json"))
+            result = await asyncio.to_thread(run, "plan", "--json", "--nats-url", nats_server.url)
+            plan = json.loads(result.stdout)
             workers = (plan["observation"] or {"workers": []})["workers"]
             ready = [worker["role"] for worker in workers if worker["state"] == "ready"]
             have = ready.count("prefill"), ready.count("decode")
@@ -170,6 +173,7 @@ async def until_workers(nats_server: NatsServer, prefill: int, decode: int, at_l
                 return plan
             if at_least and min(have[0] - prefill, have[1] - decode) >= 0:
                 return plan
+            await asyncio.sleep(POLL_S)
 
 
 async def watching(nats_server: NatsServer, count: int) -> AsyncIterator[dict[str, Any]]:
