@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from baton.service.nats_server import NatsServer
 from tests.clock import Clock
+from tests.forked import ForkedChild
 from tests.run_order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from tests.tiny_model import write_tiny_model
 
@@ -43,6 +45,17 @@ def own_run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and commands obey it
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # else each process compiles all of Baton: 1 s of CPU
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_services() -> Iterator[None]:
+    """Services that a test starts by itself; not on GPUs, whose drivers may have begun something by then."""
+    if os.environ.get("BATON_TEST_DEVICE", "cpu") != "cpu":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.service.build_process.ChildProcess", ForkedChild)
         yield
 
 

@@ -46,17 +46,20 @@ class ChildProcess(LocalProcess):
 
     async def start(self) -> None:
         with _stderr_target(self._log_file) as stderr:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env=self._environment,
-                limit=STDOUT_LIMIT_BYTES,
-                start_new_session=True,  # Ctrl-C in a terminal is for us; we end the children in order
-            )
+            self._process = await self._spawned(stderr)
         self._ready = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_stdout(self._process, self._ready))
+
+    async def _spawned(self, stderr: IO[bytes] | None) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env=self._environment,
+            limit=STDOUT_LIMIT_BYTES,
+            start_new_session=True,  # Ctrl-C in a terminal is for us; we end the children in order
+        )
 
     @property
     def was_ready(self) -> bool:

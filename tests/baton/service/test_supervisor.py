@@ -9,6 +9,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from baton.service.child_process import ChildProcess
 from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
@@ -24,8 +25,11 @@ ALONE = {"per_process": 1}  # each simulated worker in a process of its own, as 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def service() -> AsyncIterator[Service]:
-    async with running_service("mock", prefill=1, decode=1, workers=ALONE) as service:
-        yield service
+    """Its processes start as users have them, not forked as elsewhere in tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.service.build_process.ChildProcess", ChildProcess)
+        async with running_service("mock", prefill=1, decode=1, workers=ALONE) as service:
+            yield service
 
 
 def request_of(num_tokens: int, max_tokens: int) -> pb.GenerateRequest:
