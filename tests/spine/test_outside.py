@@ -90,19 +90,18 @@ def test_who_has_no_key_or_a_wrong_one_is_refused_at_every_port(service: Guarded
 
 def test_a_key_that_opens_one_door_opens_no_other(service: Guarded) -> None:
     cluster, operator = service.cluster, service.cluster.derive(OPERATOR).reveal()
-    for key in (service.api_key, operator, cluster.secret.reveal(), cluster.derive(NATS).reveal()):
-        for port in service.ports("rpc"):
-            visit_rpc(service, port, key)
-    for port in service.ports("http"):
-        visit_http(service, port, operator)
-    for port in service.ports("nats"):
-        visit_nats(service, port, operator)
-    for port in service.ports("grpc"):
-        visit_grpc(service, port, cluster.derive(WORKER_CALLS).reveal())
+    keys = (service.api_key, operator, cluster.secret.reveal(), cluster.derive(NATS).reveal())
+    wrong = [("rpc", key) for key in keys]
+    wrong += [("http", operator), ("nats", operator), ("grpc", cluster.derive(WORKER_CALLS).reveal())]
+    with ThreadPoolExecutor() as pool:  # after ten wrong keys each refusal takes a second
+        visits = [pool.submit(VISITS[kind], service, port, key) for kind, key in wrong for port in service.ports(kind)]
+        (port,) = service.ports("grpc")
         with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(service.ca)) as channel:
             refused(pb_grpc.InferenceStub(channel).ListModels, pb.ListModelsRequest(), operator)
             refused(pb_grpc.AdminStub(channel).Sleep, pb.SleepRequest(worker_id="decode-1"), service.api_key)
             refused(pb_grpc.AdminStub(channel).Status, pb.StatusRequest(), service.api_key)
+    for visit in visits:
+        visit.result()
 
 
 def visit_grpc(service: Guarded, port: int, key: str | None) -> None:
