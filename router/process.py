@@ -101,7 +101,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         view = _view(config, files, router_id, nats, keys)
         await _follow_workers(view, closing)
         parts = view.parts
-        status = StatusView(router_id, parts.pool, view.ledger, view.indexer, parts.queue, parts.metrics)
+        status = StatusView(
+            router_id, parts.pool, view.ledger, view.indexer, parts.queue, parts.metrics, view.directory.namesake
+        )
         _add_gauges(config, view, status, nats)
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
         questions = _questions(router_id, view, status)

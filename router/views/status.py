@@ -2,11 +2,12 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec.structs import asdict
 
-from baton_proto.discovery import WorkerLoad
+from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
 from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
@@ -59,6 +60,7 @@ class StatusView:
     events: EventView
     queue: AdmissionQueue
     metrics: RouterMetrics
+    namesake: Callable[[str], WorkerRecord | None]  # of a worker: a live process that announces the same name
 
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
@@ -72,6 +74,11 @@ class StatusView:
         if self.pool.has_other_weights(worker):
             notes.append(
                 "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
+            )
+        if (other := self.namesake(worker.record.worker_id)) is not None:
+            notes.append(
+                f"announced twice: the process {other.pid} at {other.rpc_address} has the same name and is not used; give "
+                "one service another --namespace"
             )
         notes.append("" if worker.link.connected else "the router has no connection to it")
         notes.append(self.events.note(worker.key))

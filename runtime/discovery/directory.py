@@ -4,6 +4,9 @@ A worker's `Announcer` rewrites the worker's record every heartbeat. A `Director
 which need no watcher that could die in an outage, and reads the bucket once, at its start. A worker is removed when it
 withdraws, or when it was silent for `ttl_s` by the Directory's own clock. No worker is removed because NATS is away:
 silence counts only while a round trip to the server works, and after an outage each worker has a full `ttl_s` again.
+
+Of two processes that announce the same name, the one that started last is listed. When it goes, the other one is listed
+again.
 """
 
 import asyncio
@@ -111,6 +114,15 @@ class Change:
     record: WorkerRecord
 
 
+@dataclass(frozen=True, slots=True)
+class _Older:
+    """A process whose name a later one has. It was heard since."""
+
+    record: WorkerRecord
+    payload: bytes
+    deadline_s: float  # monotonic
+
+
 class Directory:
     """The live workers of the namespace, as seen from here. Event loop only."""
 
@@ -118,7 +130,7 @@ class Directory:
         self._nats = nats
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
-        self._replaced: dict[str, int] = {}  # by worker: the last incarnation that a newer one took the place of
+        self._older: dict[str, _Older] = {}  # by worker
         self._payloads: dict[str, bytes] = {}  # the last ones: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
@@ -131,6 +143,11 @@ class Directory:
     def workers(self) -> Mapping[str, WorkerRecord]:
         """The live workers by id; a live view."""
         return MappingProxyType(self._workers)
+
+    def namesake(self, worker_id: str) -> WorkerRecord | None:
+        """The live process that announces the same name and started before the one in `workers`."""
+        older = self._older.get(worker_id)
+        return older.record if older is not None and older.deadline_s > time.monotonic() else None
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
         """`callback` gets every change from now on, on the event loop. It must not block."""
@@ -169,9 +186,12 @@ class Directory:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         worker_id = worker_of(subject)
         if KV_OPERATION in headers:
-            known = self._workers.get(worker_id)
+            known, older = self._workers.get(worker_id), self._older.get(worker_id)
+            if older is not None and headers.get(INCARNATION) == str(older.record.incarnation):
+                del self._older[worker_id]
             if known is not None and headers.get(INCARNATION, str(known.incarnation)) == str(known.incarnation):
                 self._remove(worker_id, "withdrew")
+                self._give_back(worker_id)
         elif self._payloads.get(worker_id) == payload:
             self._deadlines[worker_id] = time.monotonic() + self._ttl_s
         else:
@@ -187,11 +207,12 @@ class Directory:
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
         known = self._workers.get(record.worker_id)
-        replaced = self._replaced.get(record.worker_id)
-        if record.incarnation == replaced or (known is not None and record.incarnation < known.incarnation):
-            return  # of a process that was replaced; a lower number alone says that the clock was set back
+        if known is not None and record.incarnation < known.incarnation:
+            if self.namesake(record.worker_id) is None:
+                log.warning("two processes announce one name", worker=record.worker_id, address=record.rpc_address)
+            self._older[record.worker_id] = _Older(record, payload, time.monotonic() + self._ttl_s)
+            return
         if known is not None and known.incarnation < record.incarnation:
-            self._replaced[record.worker_id] = known.incarnation
             self.lost += 1
             self._remove(record.worker_id, "was replaced")
             known = None
@@ -207,6 +228,12 @@ class Directory:
         del self._payloads[worker_id], self._deadlines[worker_id]
         log.info(f"worker {why}", worker=worker_id, incarnation=record.incarnation)
         self._notify(Change("removed", record))
+
+    def _give_back(self, worker_id: str) -> None:
+        """Lists the process again whose name the one that is gone had taken."""
+        older = self._older.pop(worker_id, None)
+        if older is not None and older.deadline_s > time.monotonic():
+            self._update(older.record, older.payload)
 
     def _notify(self, change: Change) -> None:
         self._changed.set()
@@ -234,6 +261,7 @@ class Directory:
                 for worker_id in suspects & self._overdue():
                     self.lost += 1
                     self._remove(worker_id, f"was silent for {self._ttl_s:g} s")
+                    self._give_back(worker_id)
 
     def _overdue(self) -> set[str]:
         now = time.monotonic()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from baton_proto.discovery import LoadReport, WorkerLoad
+from baton_proto.discovery import LoadReport, WorkerLoad, WorkerRecord
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
 from router.index.radix_tree import RadixTree
@@ -70,7 +70,10 @@ class View:
         )
         self.events = Events()
         self.metrics = RouterMetrics()
-        self.status = StatusView("router-0", self.pool, self.ledger, self.events, self.queue, self.metrics).status
+        self.namesakes: dict[str, WorkerRecord] = {}
+        self.status = StatusView(
+            "router-0", self.pool, self.ledger, self.events, self.queue, self.metrics, self.namesakes.get
+        ).status
 
     async def connected(self, worker_id: str) -> None:
         async with asyncio.timeout(60):
@@ -118,6 +121,9 @@ async def test_notes_name_what_is_wrong(view: View) -> None:
         first, second = (await view.status()).workers
         assert first.note == "the router has no connection to it; no events though 9 blocks are cached"
         assert "serves model 'another'" in second.note
+        view.namesakes["d1"] = replace(decode.record(), pid=7)
+        note = (await view.status()).workers[1].note
+        assert f"announced twice: the process 7 at {decode.address} has the same name" in note
 
 
 async def test_the_queue_is_shown(view: View) -> None:

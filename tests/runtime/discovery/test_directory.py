@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -77,6 +77,12 @@ async def directory(nats: NatsClient) -> AsyncIterator[Directory]:
     await directory.close()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(HEARTBEAT_S / 4)
+
+
 def changes_of(directory: Directory) -> list[tuple[str, str, int]]:
     seen: list[tuple[str, str, int]] = []
 
@@ -119,25 +125,41 @@ async def test_a_worker_that_falls_silent_is_gone_after_its_time_to_live(
         assert directory.lost == 1
 
 
-async def test_a_restarted_worker_replaces_its_old_incarnation_whose_last_words_are_ignored(
-    nats_server: NatsServer, directory: Directory
+@pytest.mark.parametrize("withdraws", [True, False])
+async def test_of_two_processes_with_one_name_the_later_is_listed_and_the_other_again_when_it_goes(
+    nats_server: NatsServer, directory: Directory, withdraws: bool
 ) -> None:
     changes = changes_of(directory)
     async with worker(nats_server, record(incarnation=1)):
         await directory.wait_for(lambda workers: bool(workers), 30)
-        async with worker(nats_server, record(incarnation=2)):
-            await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 2, 30)
-            await asyncio.sleep(3 * HEARTBEAT_S)  # the old one still writes
+        assert directory.namesake("decode-0") is None
+        async with worker(nats_server, record(incarnation=2)) as later:
+            await until(lambda: directory.namesake("decode-0") == record(incarnation=1))
             assert directory.workers["decode-0"].incarnation == 2
-        await directory.wait_for(lambda workers: not workers, 30)
-        await asyncio.sleep(3 * HEARTBEAT_S)
-        assert not directory.workers
+            if not withdraws:
+                await later.kill()
+                await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 1, 30)
+        await directory.wait_for(lambda workers: workers["decode-0"].incarnation == 1, 30)
+        assert directory.namesake("decode-0") is None
+    await directory.wait_for(lambda workers: not workers, 30)
     assert changes == [
         ("added", "decode-0", 1),
         ("removed", "decode-0", 1),
         ("added", "decode-0", 2),
         ("removed", "decode-0", 2),
+        ("added", "decode-0", 1),
+        ("removed", "decode-0", 1),
     ]
+
+
+async def test_a_process_that_ends_before_its_later_namesake_is_not_listed_again(
+    nats_server: NatsServer, directory: Directory
+) -> None:
+    async with worker(nats_server, record(incarnation=2)):
+        async with worker(nats_server, record(incarnation=1)):
+            await until(lambda: directory.namesake("decode-0") is not None)
+        await until(lambda: directory.namesake("decode-0") is None)
+    await directory.wait_for(lambda workers: not workers, 30)
 
 
 async def test_a_worker_that_starts_again_while_its_clock_was_set_back_is_found_once_the_one_before_is_gone(
