@@ -70,6 +70,10 @@ CountOption = Annotated[
 PlannerOption = Annotated[
     bool | None, _option(SETTINGS, None, "Start and end workers as the load asks for it.", "--planner/--no-planner")
 ]
+NamespaceOption = Annotated[
+    str | None,
+    _option(SETTINGS, "NAME", "Of the service at its NATS and on its Ray cluster, which may have several."),
+]
 PortOption = Annotated[int | None, _option(SETTINGS, "PORT", "Of the HTTP API. 0 picks a free one.", min=0, max=65535)]
 SetOption = Annotated[
     list[str] | None,
@@ -111,6 +115,7 @@ def up(
     decode: CountOption = None,
     planner: PlannerOption = None,
     http_port: PortOption = None,
+    namespace: NamespaceOption = None,
     settings: SetOption = None,
     log_dir: LogDirOption = None,
     as_json: JsonOption = False,
@@ -127,6 +132,7 @@ def up(
     refuse_shadowed()  # here, because the processes of the service would show tracebacks
     flags = {
         "model": model,
+        "namespace": namespace,
         "workers": {"prefill": prefill, "decode": decode},
         "router": {"http_port": http_port},
         "planner": {"enabled": planner},

@@ -7,7 +7,7 @@ router and NATS can be started again where they were.
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Self
@@ -24,7 +24,8 @@ from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
-from runtime.errors import UnavailableError
+from runtime.discovery.living_names import living_names
+from runtime.errors import ConfigError, UnavailableError
 from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
 from runtime.processes.process import Process, ProcessExit, Ready
@@ -74,7 +75,7 @@ class Supervisor:
 
         Raises ProcessFailedError, or UnavailableError when NATS does not start, having ended what it had started;
         processes that were taken over stay, and then all others stay too. Raises ConfigError when those that were
-        taken over have another configuration.
+        taken over have another configuration, or when another service has a name that one of ours would have.
         """
         living: list[tuple[Launch, Process]] = []
         try:
@@ -89,10 +90,13 @@ class Supervisor:
             url = await self._nats_url()
             self.config = with_nats_url(self.config, url)
             self.run.update(nats=url)
+            missing = list(self._launches.missing())
+            if self.nats is None:
+                await self._reach_nats(url, {name for launch in missing for name in launch.workers})
             async with asyncio.TaskGroup() as group:
                 for name, process in self.children.items():
                     group.create_task(self._until_ready(name, process))
-                for launch in self._launches.missing():
+                for launch in missing:
                     group.create_task(self._start(launch))
             await self.until_used([*self.children.workers("prefill"), *self.children.workers("decode")])
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
@@ -195,9 +199,8 @@ class Supervisor:
         return Launches(self.config, handed_on(self.keys, self._environ), self.children)
 
     async def _nats_url(self) -> str:
-        """Starts NATS, unless it lives or another one is to be used. Raises UnavailableError, UnauthorizedError."""
+        """Starts NATS, unless it lives or another one is to be used. Raises UnavailableError."""
         if (url := self.config.nats.url) is not None:
-            await self._reach_nats(url)
             return url
         if self.nats is None:
             await self._start_nats(self._nats_was)
@@ -211,9 +214,9 @@ class Supervisor:
         await self._begin(self.nats)
         await self._until_ready(NATS, self.nats)
 
-    async def _reach_nats(self, url: str) -> None:
-        """Checks NATS before processes are started that would all wait for it. Raises UnavailableError,
-        UnauthorizedError."""
+    async def _reach_nats(self, url: str, names: Set[str]) -> None:
+        """Checks NATS before processes are started that would all wait for it, and that nobody there has the names of
+        our workers. Raises UnavailableError, UnauthorizedError, ConfigError."""
         timeout_s = min(NATS_TIMEOUT_S, self.config.workers.ready_timeout_s)
         try:
             nats = await connect(url, "supervisor", self.config.namespace, timeout_s, self.keys.nats)
@@ -221,7 +224,12 @@ class Supervisor:
             raise UnavailableError(
                 f"nats.url: {error}; start it, or leave nats.url out for a server of our own"
             ) from error
-        await nats.close()
+        try:
+            if living := await living_names(nats, names, self.config.discovery.ttl_s):
+                whose = f"{', '.join(sorted(living))} of another service live in {self.config.namespace!r} at {url}"
+                raise ConfigError("namespace", f"{whose}; end that service, or give this one --namespace ANOTHER")
+        finally:
+            await nats.close()
 
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)

@@ -268,11 +268,28 @@ def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living
         assert living.run("status", "--service", "default").exit_code == 0
 
 
-def up_that_fails(home: Path, *arguments: str) -> tuple[int, str, str]:
+def test_a_service_is_refused_where_its_names_live_and_served_in_another_namespace(tmp_path: Path) -> None:
+    for home in ("first", "second"):
+        (tmp_path / home).mkdir()
+    with baton_up(tmp_path / "first") as first:
+        there = ["--set", f"nats.url={first.told['nats']}"]
+        key = {"BATON_CLUSTER_KEY": (first.folder / "cluster.key").read_text()}
+        code, news, said = up_that_fails(tmp_path / "second", *there, **key)
+        assert (code, news) == (ExitCode.USAGE, "")
+        assert "error: namespace: decode-1, prefill-1 of another service live in 'default' at nats://127.0.0.1:" in said
+        assert "or give this one --namespace ANOTHER" in said
+        assert first.run("generate", "--prompt", "hi", "--max-tokens", "2").exit_code == 0
+        for _ in range(2):  # the first of them is killed, and leaves its records
+            with baton_up(tmp_path / "second", *there, "--namespace", "other", **key) as second:
+                done = second.run("generate", "--prompt", "hi", "--max-tokens", "2", "--service", "other")
+                assert (done.exit_code, done.stderr) == (0, "")
+
+
+def up_that_fails(home: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     (home / "serving.yaml").write_text(SERVING)
     command = [*BATON, "up", "--json", "--config", str(home / "serving.yaml"), *arguments]
-    environment = {**os.environ, "XDG_STATE_HOME": str(home / "state")}
+    environment = {**os.environ, "XDG_STATE_HOME": str(home / "state"), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     return done.returncode, done.stdout, done.stderr
 

@@ -1,0 +1,36 @@
+"""Which names live in a namespace, for who is about to give names to new processes."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Set
+
+import structlog
+
+from runtime.discovery.directory import KV_OPERATION, Directory
+from runtime.nats.client import NatsClient
+from runtime.nats.subjects import worker_of, workers_key
+
+log = structlog.get_logger()
+
+
+async def living_names(nats: NatsClient, names: Set[str], ttl_s: float) -> set[str]:
+    """Those of `names` that workers of the namespace announce. A record alone proves nothing, because a worker that was
+    killed leaves one: returns when a heartbeat has come, or when `ttl_s` has passed without one."""
+    heard = asyncio.Event()
+
+    def receive(subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        if worker_of(subject) in names and KV_OPERATION not in headers:
+            heard.set()
+
+    directory = Directory(nats, ttl_s)
+    await directory.start()
+    subscription = await nats.subscribe(workers_key(nats.namespace), receive)
+    try:
+        if found := directory.workers.keys() & names:
+            log.info("waiting for a heartbeat of who has these names", workers=sorted(found), timeout_s=ttl_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(heard.wait(), ttl_s)
+        return set(directory.workers.keys() & names) if heard.is_set() else set()
+    finally:
+        await nats.unsubscribe(subscription)
+        await directory.close()
