@@ -64,6 +64,7 @@ class Handoffs:
             self._receiver_event,
             self._other_slabs,
             runtime.keys.cluster,
+            config.workers.reached_at,
         )
         self.reservations = Reservations(
             kv.engine,

@@ -23,10 +23,12 @@ from planner.loop import PlannerLoop
 from planner.metrics import PlannerMetrics
 from planner.observing.live_observer import LiveObserver
 from planner.planner import Planner
+from runtime.address import with_host
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import planner_subject
+from runtime.processes.reached_at import with_announced_workers
 from runtime.security.keys import NO_KEYS, Keys, check_reach
 
 KEY: Final = "memory"
@@ -50,7 +52,7 @@ class PlannerService:
         keys: Keys = NO_KEYS,
     ) -> None:
         check_reach("workers.host", config.workers.host, keys)
-        self._config = config
+        self._config = with_announced_workers(config)
         self._nats = nats
         self._connector = connector
         self._budget = gpu_budget
@@ -67,7 +69,8 @@ class PlannerService:
     async def run(self, on_ready: Callable[[str], None] = lambda address: None) -> None:
         """Plans until it is cancelled: after an error, the next planner continues with the memory of the last one.
         `on_ready` gets HOST:PORT of the metrics each time that a planner begins to answer operators."""
-        address = self._metrics.serve(self._config.workers.host, self._keys)
+        workers = self._config.workers
+        address = with_host(self._metrics.serve(workers.host, self._keys), workers.reached_at)
         try:
             while True:
                 try:

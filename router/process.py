@@ -55,7 +55,7 @@ from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from router.workers.step_speed import StepSpeeds
-from runtime.address import format_address, is_loopback
+from runtime.address import format_address, is_loopback, with_host
 from runtime.calls.planner import ask_plan
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
@@ -70,6 +70,7 @@ from runtime.processes.collector import calm_collector
 from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_files, shared_out
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
+from runtime.processes.reached_at import reached_at
 from runtime.processes.serving import print_ready, stop_signal
 from runtime.security.failed_logins import FailedLogins
 from runtime.security.keys import Keys, check_callers, check_reach, load_keys
@@ -122,7 +123,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         if page is not None:
             await page[0].start()
             closing.push_async_callback(page[0].close)
-        reporter = Reporter(nats, router_id, parts.queue, parts.metrics, addresses["http"])
+        scraped_at = with_host(addresses["http"], reached_at(config.router.host, config.nats.url, "router.host"))
+        reporter = Reporter(nats, router_id, parts.queue, parts.metrics, scraped_at)
         await reporter.start()
         closing.push_async_callback(reporter.close)
         calm_collector()

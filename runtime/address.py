@@ -1,8 +1,10 @@
 """HOST:PORT as text. An IPv6 host stands in brackets: `[::1]:8000`."""
 
 import ipaddress
+import re
 
 MAX_PORT = 65535
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 
 
 def format_address(host: str, port: int) -> str:
@@ -26,6 +28,28 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_host(text: str) -> bool:
+    """Whether it is an IP address, without brackets, or may be a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return _NAME.fullmatch(text) is not None
+    return True
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether who listens there listens on every address of the machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def with_host(address: str, host: str) -> str:
+    """The same port of another host. `address`: HOST:PORT."""
+    return format_address(host, parse_address(address)[1])
 
 
 def is_address(host: str) -> bool:

@@ -12,6 +12,7 @@ import structlog
 
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
+from runtime.address import with_host
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
@@ -20,6 +21,7 @@ from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.open_files import raise_open_files
+from runtime.processes.reached_at import with_announced_workers
 from runtime.processes.serving import print_ready
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.engines.base import EngineAssembly
@@ -60,12 +62,14 @@ class SharedParts:
 @asynccontextmanager
 async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[SharedParts]:
     """Raises ConfigError, or UnavailableError when NATS does not answer."""
-    if config.nats.url is None:
+    nats_url = config.nats.url
+    if nats_url is None:
         raise ConfigError("nats.url", "a worker needs the URL of a running NATS server")
+    config = with_announced_workers(config)
     keys = load_keys(config)
     check_reach("workers.host", config.workers.host, keys)
     raise_open_files()  # peers, routers, and who connects without a key
-    nats = await connect(config.nats.url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
+    nats = await connect(nats_url, name, config.namespace, config.workers.ready_timeout_s, keys.nats)
     metrics = MetricsEndpoint()
     metrics.watch(nats)
     try:
@@ -162,15 +166,15 @@ async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
 
 
 def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metrics_address: str) -> WorkerRecord:
-    assembly = runtime.assembly
+    assembly, host = runtime.assembly, runtime.config.workers.reached_at
     return WorkerRecord(
         version=MAJOR,
         worker_id=runtime.worker_id,
         incarnation=runtime.incarnation,
         role=runtime.role.name,
         state=runtime.state,
-        rpc_address=rpc_address,
-        stream_address=stream_address,
+        rpc_address=with_host(rpc_address, host),
+        stream_address=with_host(stream_address, host),
         transfer=runtime.role.endpoint,
         model=assembly.model,
         model_hash=assembly.model_hash,
@@ -178,7 +182,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         num_blocks=assembly.layout.num_blocks,
         max_model_len=assembly.max_model_len,
         pid=os.getpid(),
-        metrics_address=metrics_address,
+        metrics_address=with_host(metrics_address, host),
         kv_form=assembly.announced_form,
         engine=assembly.name,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,

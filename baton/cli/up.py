@@ -184,6 +184,8 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell
 def _on_ray(service: Service, address: str, nodes: int, tell: Tell) -> None:
     from baton.service.on_ray.cluster import connected, wait_for_nodes
 
+    if service.config.workers.announce is not None:
+        raise ConfigError("workers.announce", "is one host, and on Ray each node has its own: leave it out")
     check_start(service.config, service.files, None)
     with connected(address, service.config.namespace):
         from baton.service.on_ray.commands import bring_up

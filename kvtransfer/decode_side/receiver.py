@@ -59,8 +59,11 @@ class Receiver:
         on_event: Callable[[TransferEvent], None],
         others: Sequence[AdoptedSlab] = (),
         key: ClusterKey | None = None,
+        reached_at: str | None = None,
     ) -> None:
-        """`slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
+        """`reached_at`: the host that senders connect to; None: `host`.
+
+        `slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
         the key that senders must show; None: any may send. Raises ConfigError, or OSError when it cannot listen."""
         check_choice(config.transport)
         assert fits(identity.shard.size, identity.layout.num_kv_heads)
@@ -85,7 +88,7 @@ class Receiver:
         )
         self._key = key
         self._folder: OwnedFolder | None = None
-        self.endpoint, listeners = self._listen(host)
+        self.endpoint, listeners = self._listen(host, reached_at or host)
         self._door = Door("kv-door", listeners, self._greeting, config.connect_timeout_s, self._come_in, self._secured)
         self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
         self._clerk.start()
@@ -192,7 +195,7 @@ class Receiver:
         for connection in connections:
             connection.join(max(0.0, give_up_s - time.monotonic()))
 
-    def _listen(self, host: str) -> tuple[TransferEndpoint, list[socket.socket]]:
+    def _listen(self, host: str, reached_at: str) -> tuple[TransferEndpoint, list[socket.socket]]:
         """Listens on the sockets that the offered transports need."""
         unix_path = tcp_address = ""
         listeners = []
@@ -203,7 +206,7 @@ class Receiver:
             listeners.append(listen_unix(unix_path))
         if "tcp" in needed:
             listeners.append(listen_tcp(host, BACKLOG))
-            tcp_address = format_address(host, listeners[-1].getsockname()[1])
+            tcp_address = format_address(reached_at, listeners[-1].getsockname()[1])
         names = tuple(transport.name for transport in self._shared.offered)
         return TransferEndpoint(host_id(), unix_path, tcp_address, names), listeners
 

@@ -76,10 +76,8 @@ class StatusView:
                 "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
             )
         if (other := self.namesake(worker.record.worker_id)) is not None:
-            notes.append(
-                f"announced twice: the process {other.pid} at {other.rpc_address} has the same name and is not used; give "
-                "one service another --namespace"
-            )
+            whose = f"the process {other.pid} at {other.rpc_address} has the same name"
+            notes.append(f"announced twice: {whose} and is not used; give one service another --namespace")
         notes.append("" if worker.link.connected else "the router has no connection to it")
         notes.append(self.events.note(worker.key))
         return "; ".join(note for note in notes if note)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.planner import DECODE, PREFILL, ROLES, Role
+from runtime.address import is_host, is_wildcard
 from runtime.config.types import Positive, Seconds, Text, Workers
 
 WorkerEngine = Text  # a row of worker/engines/table.py
@@ -17,6 +18,9 @@ EngineCounts = dict[WorkerEngine, Workers | None]
 class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Address that the workers listen on.
     host: Text = "127.0.0.1"
+    # Host that routers and other workers connect to, a name or an address of this machine. null: `host`, or where that
+    # is 0.0.0.0 or ::, this machine's address on its way to NATS.
+    announce: Text | None = None
     # How many of each role are started. Without prefill workers the decode workers run the prompts themselves. A number
     # is of workers with `engine`; {baton: 1, vllm: 2} names engines, and {vllm: 0} that of workers that a planner adds.
     # Prefill workers send KV to decode workers with the same engine alone.
@@ -38,6 +42,16 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ready_timeout_s: Seconds = 60.0
     # Seconds that a process which is told to stop has for the requests in flight.
     drain_timeout_s: Seconds = 30.0
+
+    def __post_init__(self) -> None:
+        host = self.announce
+        if host is not None and (is_wildcard(host) or not is_host(host)):
+            raise ValueError(f"announce: {host!r} is no host that others can connect to: a name or an address, no port")
+
+    @property
+    def reached_at(self) -> str:
+        """The host that others connect to, once a process has filled it in (runtime/processes/reached_at.py)."""
+        return self.announce or self.host
 
     def by_engine(self, role: Role) -> dict[WorkerEngine, int]:
         """The engines that workers of the role have, and how many of each there are at the start. Never empty: a role
