@@ -69,6 +69,7 @@ def inlined(function: F) -> F:
 
 def _made(function: Callable[..., Any], signature: str) -> Any:
     import numba
+    import numpy.ma  # noqa: F401  (here, because the first call of machine code with an array imports it)
     from numba.extending import register_jitable
 
     while _parts:

@@ -23,7 +23,7 @@ from kvtransfer.decode_side.ledger import Ledger, Notice
 from kvtransfer.slab.adopted_slab import AdoptedSlab
 from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import EngineSlab
-from kvtransfer.transports.table import check_choice, offered
+from kvtransfer.transports.table import check_choice, load_offered, offered
 from kvtransfer.wire.framing import decoded
 from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
@@ -66,6 +66,7 @@ class Receiver:
         `slab` is rank 0's, `others` are those of ranks 1, 2, ...; a block has the same id in all of them. `key`:
         the key that senders must show; None: any may send. Raises ConfigError, or OSError when it cannot listen."""
         check_choice(config.transport)
+        load_offered(config.transport, slab.driver.kind)
         assert fits(identity.shard.size, identity.layout.num_kv_heads)
         layouts = [slab.layout, *(other.layout for other in others)]
         assert layouts == [identity.slab_layout] * identity.shard.size

@@ -17,7 +17,7 @@ from kvtransfer.prefill_side.link import Link
 from kvtransfer.prefill_side.push import Push, PushResult
 from kvtransfer.prefill_side.sending import LayerDone, Piece
 from kvtransfer.slab.slab import EngineSlab
-from kvtransfer.transports.table import check_choice
+from kvtransfer.transports.table import check_choice, load_offered
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.config.serving import TransferConfig
 from runtime.errors import UnavailableError
@@ -40,6 +40,7 @@ class Sender:
     ) -> None:
         """`key`: the key that receivers must show; None: any may receive. Raises ConfigError."""
         check_choice(config.transport)
+        load_offered(config.transport, slab.driver.kind)
         self._key = key
         assert slab.layout == identity.slab_layout
         self._slab = slab

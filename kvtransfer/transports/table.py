@@ -1,5 +1,6 @@
 """All transports, one row each, and which of them two workers can use, from what they know before they connect."""
 
+import contextlib
 import difflib
 from importlib.util import find_spec
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 from baton_proto.discovery import TransferEndpoint
 from kvtransfer.transports.transport import MakeIntake, MakeWriter, Transport
 from runtime.device.driver import MemoryKind
-from runtime.errors import ConfigError
+from runtime.errors import BatonError, ConfigError
 from runtime.security.cluster_key import TlsMode
 
 AUTO: Final = "auto"  # the first row that both workers can use
@@ -71,6 +72,13 @@ def _chosen(wanted: str) -> list[Transport]:
 def offered(wanted: str, memory: MemoryKind) -> tuple[Transport, ...]:
     """What a decode worker offers with this `transfer.transport`, its slab in this kind of memory."""
     return tuple(row for row in _chosen(wanted) if memory in row.memory and not row.obstacle())
+
+
+def load_offered(wanted: str, memory: MemoryKind) -> None:
+    """Imports what these transports need. One that cannot be loaded says so when it is to be used."""
+    for row in offered(wanted, memory):
+        with contextlib.suppress(OSError, BatonError):
+            row.load()
 
 
 def possible(

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
+import numpy.ma
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 

@@ -45,7 +45,7 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(self, frontend: Frontend, dialect: Callable[[], Dialect]) -> None:
+    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
         self._frontend = frontend
         self._dialect = dialect
 
@@ -65,7 +65,7 @@ class GenerationEndpoint:
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
         except Exception as error:
-            response = error_response(error, shown_id, self._dialect().error)
+            response = error_response(error, shown_id, self._dialect.error)
             self._frontend.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
@@ -78,13 +78,13 @@ class GenerationEndpoint:
         held.become(num_bytes)
         call = self._call(asked, work_id, timeout_s, tenant, http)
         requests = await self._validate(call, options, prompts)
-        answer = self._dialect().answer(asked, options, shown_id, requests)
+        answer = self._dialect.answer(asked, options, shown_id, requests)
         streamed = asked.stream
         del asked, prompts  # from here on their tokens are enough
         held.become(0)
         items = generate_all(self._frontend.generator, requests)
         if streamed:
-            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect().named_events)
+            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
             if answer.of_prompts is not None:
                 items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
             await _send_events(events, items, answer, shown_id)
@@ -99,7 +99,7 @@ class GenerationEndpoint:
         return await read_soon(self._frontend.lane, deadline_s, self._weighed, data, tenant)
 
     def _weighed(self, data: bytes, tenant: str) -> _Read:
-        asked, options, prompts = self._dialect().read(data, tenant)
+        asked, options, prompts = self._dialect.read(data, tenant)
         return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
 
     def _call(self, asked: Asked, work_id: str, timeout_s: float | None, tenant: str, http: Request) -> Call:

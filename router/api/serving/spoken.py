@@ -1,8 +1,8 @@
-"""The dialects of HTTP: a row each. A dialect's module is imported when somebody first asks in it."""
+"""The dialects of HTTP: a row each. All are loaded before the router is ready, because an import that comes with a
+request keeps all others waiting."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -11,38 +11,45 @@ from starlette.routing import Route
 
 from router.api.dialects.dialect import Dialect
 from router.api.http.errors import ErrorForm, openai_form
+from router.api.messages import endpoints as messages
+from router.api.openai import endpoints as openai
 from router.api.pages.openapi import Described
+from router.api.responses import endpoints as responses
 from router.api.responses.store import ResponseStore
 from router.requests.frontend import Frontend
 
 
 class Row(NamedTuple):
-    module: str
-    make: str  # what there makes the dialect, of a Frontend and a ResponseStore
+    make: Callable[[Frontend, ResponseStore], Dialect]
+    described: Mapping[str, tuple[str, Any, Any]]
     more: Sequence[tuple[str, str, str]] = ()  # (what follows the path, HTTP method, method of the dialect)
 
 
 SPOKEN: Mapping[str, Row] = {
-    "/v1/chat/completions": Row("router.api.openai.endpoints", "chats"),
-    "/v1/completions": Row("router.api.openai.endpoints", "completions"),
+    "/v1/chat/completions": Row(openai.chats, openai.DESCRIBED),
+    "/v1/completions": Row(openai.completions, openai.DESCRIBED),
     "/v1/responses": Row(
-        "router.api.responses.endpoints",
-        "ResponsesDialect",
+        responses.ResponsesDialect,
+        responses.DESCRIBED,
         (
             ("/input_tokens", "POST", "count"),
             ("/{response_id}", "GET", "retrieve"),
             ("/{response_id}", "DELETE", "delete"),
         ),
     ),
-    "/v1/messages": Row("router.api.messages.endpoints", "MessagesDialect", (("/count_tokens", "POST", "count"),)),
+    "/v1/messages": Row(
+        messages.MessagesDialect,
+        messages.DESCRIBED,
+        (("/count_tokens", "POST", "count"),),
+    ),
 }
 
-Spoken = Mapping[str, Callable[[], Dialect]]
+Spoken = Mapping[str, Dialect]
 """Path -> the dialect that is spoken there."""
 
 
 def spoken(frontend: Frontend, store: ResponseStore) -> Spoken:
-    return {path: cache(partial(_make, row, frontend, store)) for path, row in SPOKEN.items()}
+    return {path: row.make(frontend, store) for path, row in SPOKEN.items()}
 
 
 def more_routes(dialects: Spoken) -> list[Route]:
@@ -56,20 +63,14 @@ def more_routes(dialects: Spoken) -> list[Route]:
 
 def form_at(dialects: Spoken, path: str) -> ErrorForm:
     """A path that begins with that of a dialect has the dialect's form of errors."""
-    return next((dialect().error for begin, dialect in dialects.items() if path.startswith(begin)), openai_form)
+    return next((dialect.error for begin, dialect in dialects.items() if path.startswith(begin)), openai_form)
 
 
 def described() -> Mapping[str, Described]:
     """Every path where a body is sent."""
-    modules = dict.fromkeys(row.module for row in SPOKEN.values())
-    return {path: told for module in modules for path, told in import_module(module).DESCRIBED.items()}
+    return {path: told for row in SPOKEN.values() for path, told in row.described.items()}
 
 
-def _make(row: Row, frontend: Frontend, store: ResponseStore) -> Dialect:
-    dialect: Dialect = getattr(import_module(row.module), row.make)(frontend, store)
-    return dialect
-
-
-async def _ask(dialect: Callable[[], Any], method: str, http: Request) -> Response:
-    response: Response = await getattr(dialect(), method)(http)
+async def _ask(dialect: Any, method: str, http: Request) -> Response:
+    response: Response = await getattr(dialect, method)(http)
     return response
