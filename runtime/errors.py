@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from typing import Any
 
 SHOWN_CHARS = 100  # of a word in a refusal, which may repeat a number of any length
+NO_FILES = "the router may have no more open files (ulimit -n); try again later"
 LIKENESS = 0.75  # of a known name, to be taken for what an unknown one was meant to be: 1 is equal
 MATCHED_CHARS = 40  # of an unknown name: looking for its neighbour takes the longer the longer it is
 _LONG_WORD = re.compile(rf"\b(\w{{{SHOWN_CHARS}}})\w+")

@@ -1,13 +1,16 @@
 """Who serves has loaded all that a request of any kind needs: a module that is first imported with a request keeps all
 others waiting, and fails where files can no longer be opened."""
 
+import asyncio
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import httpx
+import psutil
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb, open_inference_pb2 as kserve, open_inference_pb2_grpc
@@ -53,6 +56,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("/v1/completions", "no object"),
     ("/v2/nothing", {}),
 ]
+FEW_FILES = 16  # the router may open beside those that it has
 PAGES = ("/health", "/ready", "/metrics", "/metrics/targets", "/v1/models", "/openapi.json", "/docs")
 
 
@@ -72,6 +76,24 @@ async def test_a_request_of_any_kind_imports_nothing(
             assert "uvloop" in re.findall(told, whole, re.MULTILINE), "imports are told"
             late = re.findall(told, whole[before[process] :], re.MULTILINE)
             assert not late, f"{process} imports with a request: {', '.join(late)}"
+
+
+async def test_a_router_without_descriptors_refuses_and_never_fails(tmp_path: Path) -> None:
+    async with running_service(write_tiny_model(tmp_path / "model"), 0, 1) as service:
+        router = psutil.Process(service.pid("router-1"))
+        open_files = router.num_fds()
+        router.rlimit(psutil.RLIMIT_NOFILE, (open_files + FEW_FILES, open_files + FEW_FILES))
+        seen: Counter[int] = Counter()
+
+        async def ask(path: str, body: dict[str, Any]) -> None:
+            async with httpx.AsyncClient(base_url=service.http_url, timeout=60) as http:
+                answer = await http.post(path, json={"model": "model"} | body)
+                seen[answer.status_code] += 1
+                assert answer.status_code == 200 or "retry-after" in answer.headers, answer.text
+
+        await asyncio.gather(*(ask(*asked) for asked in ASKED * 4))
+    assert seen[200]
+    assert seen.keys() <= {200, 503}, seen
 
 
 async def _ask_all(service: Service) -> None:

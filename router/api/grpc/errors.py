@@ -1,5 +1,6 @@
 """The gRPC status of each error."""
 
+import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import grpc.aio
 import structlog
 
 from runtime.errors import (
+    NO_FILES,
     DeadlineError,
     InvalidRequestError,
     OverloadedError,
@@ -48,6 +50,9 @@ def status_of(error: Exception, request_id: str) -> Status:
             return Status(grpc.StatusCode.UNAVAILABLE, str(error))
         case DeadlineError():
             return Status(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            spare(log.error, "request refused", request_id=request_id, reason=str(error))
+            return Status(grpc.StatusCode.UNAVAILABLE, NO_FILES)
     spare(log.error, "request failed", request_id=request_id, exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")
 

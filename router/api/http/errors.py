@@ -1,5 +1,6 @@
 """Errors over HTTP: OpenAI's `{"error": {message, type, param, code}}` with the status that OpenAI's clients expect."""
 
+import errno
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from starlette.types import Scope
 
 from router.api.http.json_response import json_response
 from runtime.errors import (
+    NO_FILES,
     BodyTooLargeError,
     ContextLengthError,
     DeadlineError,
@@ -68,6 +70,9 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
             return 503, ErrorBody(str(error), "service_unavailable_error", code="unavailable")
         case DeadlineError():
             return 504, ErrorBody(str(error), "timeout_error", code="deadline_exceeded")
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            spare(log.error, "request refused", request_id=request_id, reason=str(error))
+            return 503, ErrorBody(NO_FILES, "service_unavailable_error", code="unavailable")
     spare(log.error, "request failed", request_id=request_id, exc_info=error)
     message = f"internal error; request {request_id}"
     return 500, ErrorBody(message, "server_error", code="internal_error")

@@ -5,6 +5,7 @@ import contextlib
 import heapq
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
@@ -14,7 +15,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.api.http.connection import HEAD_TIMEOUT_S, Connection
+from router.api.http.connection import HEAD_TIMEOUT_S, PATIENCE_S, Connection
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
 from runtime.sparing import Sparing
@@ -133,7 +134,7 @@ class _Acceptor:
                 return
             except OSError as error:  # as a rule no file descriptors are left
                 spare(log.error, "cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
-                self._make_room()
+                self._make_room(resting_s=PATIENCE_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
@@ -159,13 +160,14 @@ class _Acceptor:
             connection.close()
             self._open.pop(connection, None)
 
-    def _make_room(self) -> bool:
-        """Closes several at once, because it looks at all of them."""
-        worths = {connection: protocol.worth() for connection, protocol in self._open.items()}
-        least = min((worth[0] for worth in worths.values() if worth is not None), default=None)
-        idle = [
-            (worth[1], connection) for connection, worth in worths.items() if worth is not None and worth[0] == least
-        ]
+    def _make_room(self, resting_s: float = 0.0) -> bool:
+        """Closes several at once, because it looks at all of them, but none that has come, or begun or ended a request,
+        in the last `resting_s`."""
+        until_s = time.monotonic() - resting_s
+        found = ((protocol.worth(), connection) for connection, protocol in self._open.items())
+        worths = [(worth, connection) for worth, connection in found if worth is not None and worth[1] <= until_s]
+        least = min((worth[0] for worth, _ in worths), default=None)
+        idle = [(worth[1], connection) for worth, connection in worths if worth[0] == least]
         count = max(1, self._max_connections // ROOM)
         closed = [connection for _, connection in heapq.nsmallest(count, idle, key=itemgetter(0))]
         for connection in closed:

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -227,6 +228,7 @@ async def test_unknown_paths_and_methods_are_refused_as_openai_does(http: httpx.
         (UnavailableError("the router is draining"), 503, "unavailable", "the router is draining"),
         (WorkerLostError("decode-0", "died"), 503, "unavailable", "worker decode-0: died"),
         (DeadlineError("the request", 2.0), 504, "deadline_exceeded", "did not finish within 2.0 s"),
+        (OSError(errno.EMFILE, "secret"), 503, "unavailable", "no more open files (ulimit -n)"),
         (ZeroDivisionError("secret"), 500, "internal_error", "internal error; request r9"),
     ],
 )

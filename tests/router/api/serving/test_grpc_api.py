@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import struct
@@ -223,6 +224,7 @@ async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> Non
         (UnavailableError("the router is draining"), "UNAVAILABLE", "the router is draining"),
         (WorkerLostError("decode-0", "died"), "UNAVAILABLE", "worker decode-0: died"),
         (DeadlineError("the request", 2.0), "DEADLINE_EXCEEDED", "did not finish within 2.0 s"),
+        (OSError(errno.EMFILE, "secret"), "UNAVAILABLE", "no more open files (ulimit -n)"),
         (ZeroDivisionError("secret"), "INTERNAL", "internal error; request r9"),
     ],
 )
