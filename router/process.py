@@ -12,7 +12,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from router.api.grpc.admin import Questions
-from router.api.http.server import serve_http
+from router.api.http.server import HttpServer, serve_http
 from router.api.http.web_pages import WebPages
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
@@ -119,7 +119,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         if traces is not None:
             closing.push_async_callback(traces.close)
         app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics)
-        addresses = await _open_apis(config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing)
+        addresses, http_server = await _open_apis(
+            config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
+        )
         if page is not None:
             await page[0].start()
             closing.push_async_callback(page[0].close)
@@ -131,7 +133,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         print_ready("router", router_id, addresses)
         log.info("ready", **addresses)
         await stop.wait()
-        await _drain(generator, config.workers.drain_timeout_s)
+        await _drain(generator, http_server, config)
 
 
 def _app(
@@ -334,8 +336,8 @@ async def _open_apis(
     traces: Traces | None,
     logins: FailedLogins,
     closing: AsyncExitStack,
-) -> dict[str, str]:
-    """Starts the gRPC and the HTTP server. Returns HOST:PORT by API."""
+) -> tuple[dict[str, str], HttpServer]:
+    """Starts the gRPC and the HTTP server. Returns HOST:PORT by API, and the latter."""
     host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places(config)
@@ -345,7 +347,8 @@ async def _open_apis(
     context = None if tls is None else tls.server_context()
     http_server = await serve_http(app, host, config.router.http_port, context, places.http)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
-    return {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
+    addresses = {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
+    return addresses, http_server
 
 
 def _places(config: ServingConfig) -> Places:
@@ -372,9 +375,14 @@ def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: Na
     add_sharing_gauges(metrics, view.sharing, view.expected)
 
 
-async def _drain(generator: Generator, timeout_s: float) -> None:
-    log.info("draining")
-    remaining = await generator.drain(timeout_s)
+async def _drain(generator: Generator, http_server: HttpServer, config: ServingConfig) -> None:
+    """Who sends requests here is told to go elsewhere, while it is still served; then new requests are refused."""
+    window_s = config.router.drain_window_s
+    log.info("draining", window_s=window_s)
+    generator.leave()
+    http_server.leave()
+    await asyncio.sleep(window_s)
+    remaining = await generator.drain(config.workers.drain_timeout_s)
     if remaining:
         log.warning("drain timeout: requests cut off", remaining=remaining)
 

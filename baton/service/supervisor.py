@@ -192,7 +192,7 @@ class Supervisor:
 
     @property
     def _stop_limit_s(self) -> float:
-        return self.config.workers.drain_timeout_s + DRAIN_GRACE_S
+        return self.config.router.drain_window_s + self.config.workers.drain_timeout_s + DRAIN_GRACE_S
 
     @property
     def _launches(self) -> Launches:

@@ -39,7 +39,7 @@ class Generator:
         """`max_model_len`: tokens of prompt and output that the model takes, wherever it runs."""
         self._parts = parts
         self._max_model_len = max_model_len
-        self._draining = False
+        self._leaving = self._draining = False
         self._spread = Spread()  # of the choices of all requests
 
     @property
@@ -77,11 +77,15 @@ class Generator:
 
     def not_ready(self) -> str | None:
         """Why no request can be served now; None: ready."""
-        if self._draining:
+        if self._leaving:
             return "the router is draining"
         return None if self._parts.pool.ready_decode() else "no decode worker is ready"
 
+    def leave(self) -> None:
+        """Says from now on that it is not ready, and serves on."""
+        self._leaving = True
+
     async def drain(self, timeout_s: float) -> int:
         """Refuses new requests from now on; returns how many are still in flight when the time is up."""
-        self._draining = True
+        self._leaving = self._draining = True
         return await self._parts.queue.wait_empty(timeout_s)

@@ -72,6 +72,10 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # A request whose first token is expected after so many milliseconds is refused at once. 0: only what its own
     # deadline does not allow.
     reject_ttft_ms: Weight = 0.0
+    # After SIGTERM, seconds for which the router serves on while /ready says 503, gRPC's health NOT_SERVING, and each
+    # answer over HTTP closes its connection: as long as a load balancer takes to notice. After them, and until the
+    # requests in flight have ended, new ones get 503. 0: they do at once, which suits a router alone.
+    drain_window_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     # Seconds that a request waits for a worker to appear when there is none.
     no_worker_timeout_s: Seconds = 5.0
     # Largest HTTP body or gRPC message.

@@ -2,12 +2,14 @@
 A single worker that is told to stop does so without a request noticing."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import grpc
 import httpx
 import openai
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtime.calls.answer import Answer
 from runtime.calls.router import Client
@@ -44,6 +46,40 @@ async def test_draining(tiny_model: Path) -> None:
         await until_idle(service)
         await until_tree_is_right(service)
         await the_service_drains(service)
+
+
+async def test_a_router_that_leaves_serves_on_while_it_sends_callers_elsewhere() -> None:
+    """In the drain window all is served, and all that load balancers look at says that the router leaves; after it new
+    requests are refused, and those in flight end."""
+    window = {"drain_window_s": 4.0}
+    completion = {"model": "mock", "prompt": "Who is there?", "max_tokens": 4}
+    async with (
+        running_service("mock", 0, 1, router=window, workers={"per_process": 1, "drain_timeout_s": 60.0}) as service,
+        httpx.AsyncClient(base_url=service.http_url, timeout=60) as http,
+        grpc.aio.insecure_channel(service.grpc_address) as channel,
+    ):
+        over_grpc = asyncio.create_task(ask(service.client, [5] * 50, LENGTH, ignore_eos=True))
+        await until_answering(service, 1)
+        kept = await http.post("/v1/completions", json=completion)
+        assert (kept.status_code, kept.headers.get("connection")) == (200, None)
+        began_s = time.monotonic()
+        stopping = asyncio.create_task(service.supervisor.stop())
+        await until_not_ready(http)
+        health = health_pb2_grpc.HealthStub(channel)
+        while (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING:
+            await asyncio.sleep(0.01)
+        served = 0
+        while (answer := await http.post("/v1/completions", json=completion)).status_code == 200:
+            assert answer.headers["connection"] == "close"
+            served += 1
+            await asyncio.sleep(0.1)
+        assert served
+        assert time.monotonic() - began_s >= window["drain_window_s"]
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, REFUSAL)
+        assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "1")
+        assert not over_grpc.done()
+        assert len((await over_grpc).token_ids) == LENGTH
+        assert await stopping
 
 
 async def all_running(service: Service, prompts: list[list[int]]) -> list[asyncio.Task[Answer]]:
@@ -116,3 +152,4 @@ async def until_not_ready(http: httpx.AsyncClient) -> None:
         while (answer := await http.get("/ready")).status_code == 200:
             await asyncio.sleep(0.01)
     assert (answer.status_code, answer.json()) == (503, {"status": "the router is draining"})
+    assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from router.api.http.json_response import json_response
+from router.api.http.json_response import RETRY_AFTER, json_response
 from runtime.errors import (
     NO_FILES,
     BodyTooLargeError,
@@ -81,9 +81,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
 def error_response(error: Exception, request_id: str, form: ErrorForm = openai_form) -> Response:
     status, described = describe(error, request_id)
     headers = {"x-request-id": request_id}
-    if status in (429, 503):
-        retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1.0
-        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    if isinstance(error, OverloadedError):
+        headers[RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
     return json_response(form(status, described, request_id), status, headers)
 
 

@@ -1,18 +1,23 @@
 """JSON answers over HTTP, encoded by msgspec."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
 from starlette.responses import Response
 
+RETRY_AFTER: Final = "retry-after"  # seconds
 SLICE: Final = 8192  # elements of a list, or characters: they take up to 1 ms, in which no other thread runs
 
 encode_json = msgspec.json.Encoder().encode
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Every 503 says when to come back."""
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {RETRY_AFTER: "1"} | dict(headers or {})
     return Response(encode_json(body), status, headers, media_type="application/json")
 
 

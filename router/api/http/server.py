@@ -35,6 +35,7 @@ TURNED_AWAY = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-length: %d\r\n\r\n%b"
 )
+LAST = [(b"connection", b"close")]
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none is closed while it is being reused
 
 
@@ -57,6 +58,11 @@ class HttpServer:
         )
         self._server = _Server(config, tls, max_connections)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
+
+    def leave(self) -> None:
+        """From now on each answer says that it is the last one of its connection, so that clients go elsewhere."""
+        self._server.config.encoded_headers += LAST  # those of the seconds to come
+        self._server.server_state.default_headers = [*self._server.server_state.default_headers, *LAST]
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new connections; requests in flight have `grace_s` to end, then they are cancelled. Idempotent."""

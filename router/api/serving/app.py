@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.dialects.generation import REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.connection import KNOWN
 from router.api.http.errors import on_http_exception
+from router.api.http.json_response import RETRY_AFTER
 from router.api.http.key_guard import guarded
 from router.api.http.web_pages import WebPages
 from router.api.pages.openapi import openapi_routes
@@ -72,7 +73,7 @@ def create_app(
     if pages is None:
         return told
     if pages.origins:  # a browser's preflight request has no key, so this stands before the keys
-        exposed = (REQUEST_ID_HEADER, "retry-after")
+        exposed = (REQUEST_ID_HEADER, RETRY_AFTER)
         methods = ("GET", "POST")
         told = CORSMiddleware(
             told, allow_origins=pages.origins, allow_methods=methods, allow_headers=["*"], expose_headers=exposed
