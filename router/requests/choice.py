@@ -225,7 +225,8 @@ class Choice:
             absent_since_s = None if self._has_worker() else max(began_s, self._parts.pool.no_decode_since_s or 0.0)
             left_s = patience_s if absent_since_s is None else absent_since_s + patience_s - now
             if left_s <= 0:
-                raise UnavailableError(f"no decode worker that can serve was ready for {patience_s:.1f} s")
+                asleep = self._parts.pool.asleep()
+                raise UnavailableError(f"no decode worker that can serve was ready for {patience_s:.1f} s{asleep}")
             timeout_s = min(timeout_s, left_s)
         return assignment
 

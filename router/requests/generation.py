@@ -79,7 +79,8 @@ class Generator:
         """Why no request can be served now; None: ready."""
         if self._leaving:
             return "the router is draining"
-        return None if self._parts.pool.ready_decode() else "no decode worker is ready"
+        pool = self._parts.pool
+        return None if pool.ready_decode() else f"no decode worker is ready{pool.asleep()}"
 
     def leave(self) -> None:
         """Says from now on that it is not ready, and serves on."""

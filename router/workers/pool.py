@@ -25,6 +25,7 @@ from runtime.errors import InvalidRequestError, WorkerLostError
 from runtime.security.cluster_key import ClusterKey
 
 SNAPSHOT_TIMEOUT_S = 30.0
+SHOWN_NAMES = 3  # of workers, in a sentence
 
 log = structlog.get_logger()
 
@@ -169,6 +170,15 @@ class WorkerPool:
     def has_other_weights(self, worker: PooledWorker) -> bool:
         """Whether a usable worker is left out because of its weights."""
         return bool(worker.usable and self._ready("decode").workers and worker.record.model_hash != self._weights)
+
+    def asleep(self) -> str:
+        """Which decode workers sleep and how to wake them, as the end of a refusal; empty when none does."""
+        records = [worker.record for worker in self.workers.values() if worker.record.role == "decode"]
+        names = sorted(record.worker_id for record in records if record.state == "sleeping")
+        if not names:
+            return ""
+        shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
+        return f"; asleep: {shown}. `baton wake {names[0]}` or POST /wake_up?worker={names[0]} wakes one"
 
     @property
     def no_decode_since_s(self) -> float | None:

@@ -207,6 +207,14 @@ async def test_the_endpoints_of_vllm_ask_one_worker_or_all_and_want_the_operator
             assert status == 200
             assert [worker["worker_id"] for worker in everyone["workers"]] == ["decode-1", "decode-2", "prefill-1"]
             assert [worker["state"] for worker in everyone["workers"]] == ["sleeping"] * 3
+            for worker_id in ("decode-1", "decode-2"):
+                await until_state(service, worker_id, "sleeping")
+            wakes = "; asleep: decode-1, decode-2. `baton wake decode-1` or POST /wake_up?worker=decode-1 wakes one"
+            not_ready = await http.get("/ready")
+            assert (not_ready.status_code, not_ready.json()["status"]) == (503, f"no decode worker is ready{wakes}")
+            refused = await http.post("/v1/completions", json={"prompt": [5], "max_tokens": 1})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["message"].endswith(wakes)
             status, half = await post("/wake_up?tags=weights")
             assert [worker["asleep"] for worker in half["workers"]] == [["kv_cache"]] * 3
             assert (await post("/wake_up?tags=weights&tags=kv_cache"))[0] == 200
