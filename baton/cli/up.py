@@ -80,7 +80,8 @@ SetOption = Annotated[
     _option(SETTINGS, "KEY=VALUE", "Any other key, such as engine.block_size=32: `baton config` has all.", "--set"),
 ]
 LogDirOption = Annotated[
-    Path | None, _option(RUN, "DIR", "One log file per process, which stays, and no logs on stderr.")
+    Path | None,
+    _option(RUN, "DIR", "One log file per process, which stays (the last 64 to 128 MiB), and no logs on stderr."),
 ]
 JsonOption = Annotated[bool, _option(RUN, None, "Print what happens as one JSON object per line.", "--json")]
 RayOption = Annotated[bool, _option(RAY, None, "On a Ray cluster; return when the service is up.", "--ray")]

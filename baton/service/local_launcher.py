@@ -11,7 +11,9 @@ import structlog
 from baton.service.build_process import build_process
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
+from baton.service.logs.log_file import KEPT_BYTES, LONG_BYTES
 from baton.service.logs.merged_logs import SUFFIX
+from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
 from baton.service.own_log import make_log_folder
 from runtime.config.serving import ServingConfig, for_prefill_worker
@@ -38,6 +40,7 @@ class LocalLauncher:
         if log_dir is not None:
             make_log_folder(log_dir)
         self._log_dir = log_dir
+        self._short: ShortLogs | None = None
         self._shown: ShownLogs | None = None
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
         self._taken: dict[Process, dict[str, str]] = {}
@@ -49,6 +52,8 @@ class LocalLauncher:
     def process(self, launch: Launch) -> Process:
         log_file = self.log_dir / f"{launch.name}{SUFFIX}"
         place = self._places.next(launch.ranks) if launch.ranks else {}
+        assert self._short is not None, "log_dir makes it"
+        self._short.add(log_file)
         process = build_process(launch, self._here(launch.config), self._folder.path, log_file, place)
         self._taken[process] = place
         return process
@@ -61,14 +66,16 @@ class LocalLauncher:
         return []
 
     def close(self) -> None:
-        if self._shown is not None:
-            self._shown.close()
+        for logs in (self._shown, self._short):
+            if logs is not None:
+                logs.close()
         self._folder.close()
 
     @cached_property
     def log_dir(self) -> Path:
         folder = self._log_dir or self._folder.path / LOGS
         make_log_folder(folder)
+        self._short = ShortLogs(LONG_BYTES if self._log_dir is None else KEPT_BYTES)
         if self._log_dir is None:
             self._shown = ShownLogs(folder)
         return folder

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 TAIL_BYTES = 1024 * 1024  # at the end of the log, where its last lines are looked for
 PIECE_BYTES = 1024 * 1024
-LONG_BYTES = 8 * 1024 * 1024
+LONG_BYTES = 8 * 1024 * 1024  # of a log that goes with its run
+KEPT_BYTES = 64 * 1024 * 1024  # of a log that stays when its service has ended
 
 SECOND_NS = 1_000_000_000
 GOING_ON_NS = SECOND_NS // 2
@@ -63,10 +64,10 @@ def log_since(path: Path, position: Position) -> tuple[str, Position]:
     return whole.decode(errors="replace"), Position(offset + len(whole), known)
 
 
-def shorten(path: Path) -> None:
+def shorten(path: Path, long_bytes: int = LONG_BYTES) -> None:
     """Moves what a long log holds into the file beside it, whose former content goes. A line that is written at that
     moment may be lost. Invariant: who writes the log appends to it. Raises OSError."""
-    if path.stat().st_size > LONG_BYTES:
+    if path.stat().st_size > long_bytes:
         copy, times = path.with_name(f"{path.name}.new"), _shortened(path)[0] + 1
         shutil.copyfile(path, copy)
         _tell_shortened(copy, times, GOING_ON_NS)

@@ -38,7 +38,6 @@ def test_a_long_log_is_read_from_near_its_end(tmp_path: Path) -> None:
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A log that is long from its first line on, of which a reader gets two lines at a time."""
-    monkeypatch.setattr(log_file, "LONG_BYTES", 0)
     monkeypatch.setattr(log_file, "PIECE_BYTES", len(line(0)) * 2 + 1)
     return tmp_path / "log"
 
@@ -66,9 +65,9 @@ def test_a_reader_gets_all_that_is_there_of_a_log_that_was_shortened_twice_and_i
     write(log, *range(seen))
     _, position = log_tail(log, 9)
     write(log, 10)  # is lost
-    shorten(log)
+    shorten(log, 0)
     write(log, 20, 21, 22, 23, 24)
-    shorten(log)
+    shorten(log, 0)
     write(log, 30)
     assert "".join(read_on(log, position)) == LEFT_OUT + "".join(map(line, (20, 21, 22, 23, 24, 30)))
 
@@ -77,11 +76,11 @@ def test_a_reader_in_mid_file_beside_a_log_that_is_shortened_again_goes_on_with_
     write(log, 0)
     _, position = log_tail(log, 9)
     write(log, 10, 11, 12, 13)
-    shorten(log)
+    shorten(log, 0)
     write(log, 20, 21)
     text, position = log_since(log, position)
     assert text == line(10) + line(11)
-    shorten(log)
+    shorten(log, 0)
     assert "".join(read_on(log, position)) == LEFT_OUT + line(20) + line(21)
 
 
@@ -93,7 +92,7 @@ def test_a_log_that_is_shortened_while_it_is_read_is_read_again(log: Path, monke
 
     def shortened_first(path: Path, offset: int) -> bytes:
         monkeypatch.setattr(log_file, "_piece", piece)
-        shorten(log)
+        shorten(log, 0)
         write(log, 20, 21)
         return piece(path, offset)
 
@@ -119,7 +118,7 @@ def test_a_log_whose_shortening_goes_on_is_read_from_the_file_beside_it(
         seen.append(log_since(log, tail)[0])
 
     monkeypatch.setattr(log_file.os, "truncate", watched)
-    shorten(log)
+    shorten(log, 0)
     assert seen == [(line(0) + line(10), line(10))] * 2 + [""]
     assert "".join(read_on(log, position)) == line(10) + line(20)
 
@@ -140,14 +139,14 @@ def test_a_line_that_is_written_and_read_behind_the_copy_brings_back_no_line_tha
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", late)
-        shorten(log)
+        shorten(log, 0)
     write(log, 5)
     assert "".join(read_on(log, position)) == line(5)
 
 
 def test_a_log_of_which_only_a_copy_was_kept_is_read_to_its_end(log: Path, tmp_path: Path) -> None:
     write(log, 0)
-    shorten(log)
+    shorten(log, 0)
     write(log, 1)
     copy = tmp_path / "copies" / "log"
     copy.parent.mkdir()
