@@ -10,7 +10,7 @@ import typer
 from baton.cli.events.options import NamespaceOption
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import JsonOption, RayAddressOption, ServiceOption
-from baton.cli.terminal.service import local_run, ray_cluster
+from baton.cli.terminal.service import meant_run, ray_cluster
 from baton.cli.terminal.service_news import print_news
 from baton.runs.run_file import Run
 from baton.service.service_run import Tell
@@ -26,12 +26,14 @@ def down(
 ) -> None:
     """Drain and end a service: requests in flight end, new ones are refused.
 
-    It is the one that runs on this machine, or else one that `baton up --ray` has brought up.
+    It is the one that runs on this machine, or else one that `baton up --ray` has brought up: --service names it on its
+    head node, --namespace elsewhere.
     """
     with errors_reported():
         configure_logging(LoggingConfig(level="warning"), "baton")
         tell = partial(print_news, as_json)
-        if (run := local_run(service, address)) is not None:
+        run, namespace = meant_run(service, address, namespace)
+        if run is not None:
             clean = _end(run, tell)
         else:
             with ray_cluster(address, namespace):

@@ -10,7 +10,7 @@ import typer
 from baton.cli.events.options import NamespaceOption
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import RayAddressOption, ServiceOption
-from baton.cli.terminal.service import local_run, ray_cluster
+from baton.cli.terminal.service import meant_run, ray_cluster
 from baton.service.logs.merged_logs import Entry, MergedLogs
 from runtime.config.surroundings import LoggingConfig
 from runtime.errors import UnavailableError
@@ -43,7 +43,9 @@ def logs(
     """
     with errors_reported():
         configure_logging(LoggingConfig(level="warning"), "baton")
-        run = local_run(service, address) if log_dir is None else None
+        run = None
+        if log_dir is None:
+            run, namespace = meant_run(service, address, namespace)
         if run is not None and run.file.log_dir is not None:
             log_dir = Path(run.file.log_dir)
         if log_dir is not None:

@@ -1,4 +1,4 @@
-"""Which service a command means: the one that it was told, or the one that this user runs on this machine."""
+"""Which service a command means: the one that it was told, or the one that this user runs from this machine."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,12 +9,13 @@ from runtime.errors import BatonError, UnavailableError
 ANY_RAY = "auto"
 
 
-def local_run(service: str | None, ray_address: str) -> Run | None:
-    """The run on this machine that is meant; None: one on a Ray cluster. Raises ConfigError."""
-    if service is None and ray_address != ANY_RAY:
-        return None
-    run = choose_run(service)
-    return None if run is None or run.file.on_ray else run
+def meant_run(service: str | None, ray_address: str, namespace: str) -> tuple[Run | None, str]:
+    """The run on this machine that is meant, and None where it is on a Ray cluster; and its namespace there. Raises
+    ConfigError."""
+    run = choose_run(service) if service is not None or ray_address == ANY_RAY else None
+    if run is None or not run.file.on_ray:
+        return run, namespace
+    return None, run.file.namespace if service is not None or namespace == "default" else namespace
 
 
 @contextmanager

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.cli.terminal.service import meant_run
+from baton.runs.run_file import OwnRun
+from runtime.security.keys import NO_KEYS
+
 pytestmark = pytest.mark.slow
 
 NOWHERE = "127.0.0.1:1"
@@ -30,6 +34,21 @@ def test_where_nothing_runs_here_nor_on_ray_they_say_both(command: list[str]) ->
     assert result.stderr.startswith(
         "error: no service of yours runs on this machine, nor on Ray: ray: is not installed"
     )
+
+
+@pytest.mark.parametrize("on_ray", [False, True])
+def test_a_service_that_is_named_brings_its_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_ray: bool
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    own = OwnRun("night", NO_KEYS, on_ray, None)
+    for name in (None, "night"):
+        run, namespace = meant_run(name, "auto", "default")
+        assert (run is None, namespace) == (on_ray, "night" if on_ray else "default")
+    assert meant_run(None, "auto", "day")[1] == "day"
+    assert meant_run(None, NOWHERE, "default") == (None, "default")
+    own.close()
 
 
 @pytest.mark.parametrize("command", [["up", "--ray", "--model", "mock"], ["down"], ["logs", "decode-1"]])

@@ -305,6 +305,16 @@ def test_a_process_ends_with_its_actor_and_the_others_are_ended_without_a_contro
     assert service.baton("down").returncode == 3
 
 
+@pytest.mark.slow
+def test_down_ends_the_service_that_is_named_whatever_its_namespace(service: RayService) -> None:
+    done = service.up("--no-planner", "--namespace", "night")
+    assert done.returncode == 0, done.stderr
+    pids = processes_of_the_service()
+    done = service.baton("down", "--service", "night")
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["draining", "all processes have ended"]), done
+    assert_gone(pids)
+
+
 def processes_of_the_service() -> list[int]:
     """Their pids: NATS, the router and the workers."""
     return [process.pid for process in [*own_processes("runtime.processes.launch"), *own_processes("nats-server")]]
