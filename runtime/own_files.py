@@ -87,6 +87,18 @@ def open_file(path: Path | str, flags: int, taboo: int = SEEN, within: int | Non
     return file
 
 
+def open_log(path: Path | str) -> int:
+    """A descriptor of a log, to be appended to. Raises OSError."""
+    return open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, taboo=0, mode=0o644)
+
+
+def reopen_log(path: Path | str, descriptor: int) -> None:
+    """What is written to `descriptor` goes from now on to the file that has this name now. Raises OSError."""
+    file = open_log(path)
+    os.dup2(file, descriptor, inheritable=os.get_inheritable(descriptor))
+    os.close(file)
+
+
 def check_holds_own(folder: int) -> None:
     """Raises PermissionError when something in the folder is a link, or somebody else's: it was laid there before the
     folder was closed to others."""

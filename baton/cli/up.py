@@ -35,7 +35,8 @@ from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
 from worker.engines.table import NAMES
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TERMINAL = "/dev/tty"
 SETTINGS, RUN, RAY = "Settings", "This run", "Ray"  # groups of the help
 
 
@@ -126,7 +127,8 @@ def up(
 ) -> None:
     """Start a service on this machine and stay in the foreground.
 
-    Ctrl-C or SIGTERM drains: requests in flight end, new ones are refused. A second one ends everything at once.
+    Ctrl-C or SIGTERM drains: requests in flight end, new ones are refused. A second one ends everything at once. SIGHUP
+    drains where there is a terminal, which has gone then; elsewhere it opens the logs anew.
 
     With --ray the processes run on the Ray cluster at --address and stay there; `baton down` drains and ends them.
     """
@@ -171,15 +173,24 @@ async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell
         tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
     run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more)
+    loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: (run.hurry if run.stop.is_set() else run.stop).set()
-        )
+        loop.add_signal_handler(number, lambda: (run.hurry if run.stop.is_set() else run.stop).set())
+    loop.add_signal_handler(signal.SIGHUP, run.stop.set if _has_terminal() else run.reopen_logs)
     watching = asyncio.create_task(systemd.watch(run.answers))
     try:
         return ExitCode.OK if await run.run() else ExitCode.FAILED
     finally:
         await end_tasks(watching)
+
+
+def _has_terminal() -> bool:
+    """Whether SIGHUP says that the terminal is gone. To others, such as logrotate, it means: open your logs anew."""
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _on_ray(service: Service, address: str, nodes: int, tell: Tell) -> None:

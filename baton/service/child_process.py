@@ -16,7 +16,7 @@ from baton.service.logs.log_file import log_tail
 from baton.service.own_log import opened_log
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
-from runtime.processes.serving import read_ready
+from runtime.processes.serving import LOG_VARIABLE, read_ready
 
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
@@ -40,7 +40,7 @@ class ChildProcess(LocalProcess):
     ) -> None:
         self.name = name
         self.command = [*launch_command(module, python), *arguments]
-        self._environment = dict(environment)
+        self._environment = dict(environment) | ({} if log_file is None else {LOG_VARIABLE: str(log_file.absolute())})
         self._log_file = log_file
         self._ready: asyncio.Future[Ready] | None = None
 

@@ -20,7 +20,7 @@ from baton.service.local_process import LocalProcess
 from baton.service.own_log import opened_log
 from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
-from runtime.own_files import make_folder
+from runtime.own_files import make_folder, reopen_log
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import write_private
 from runtime.processes.process import Ready
@@ -70,6 +70,7 @@ class NatsServer(LocalProcess):
         self._temporary_dir: str | None = None
         self._shown: Pair | None = None
         self._renewal: asyncio.Task[None] | None = None
+        self._log: BinaryIO | None = None  # while it is read
         self._lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
 
     @property
@@ -87,7 +88,7 @@ class NatsServer(LocalProcess):
         assert not self.alive, "already started"
         if self._store_dir is not None:
             make_folder(self._store_dir, STORE_KEY)
-        log_file = opened_log(self._log_file)
+        log_file = self._log = opened_log(self._log_file)
         if self._temporary_dir is None:
             self._temporary_dir = tempfile.mkdtemp(prefix="baton-nats-", dir=self._folder)
         self.stopping = False
@@ -173,6 +174,11 @@ class NatsServer(LocalProcess):
             if tls.pair() is not self._shown and process.returncode is None:
                 self._write_config()
                 process.send_signal(signal.SIGHUP)
+
+    def reopen_log(self) -> None:
+        if self._log is not None and self._log_file is not None and not self._log.closed:
+            with contextlib.suppress(OSError):
+                reopen_log(self._log_file, self._log.fileno())
 
     def log_tail(self) -> str:
         """Its errors, if it has logged any lately."""

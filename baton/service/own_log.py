@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from runtime.own_files import as_config_error, check_writable, open_file
+from runtime.own_files import as_config_error, check_writable, open_log
 
 LOG_DIR_FLAG = "--log-dir"
 
@@ -17,7 +17,7 @@ def opened_log(path: Path | None) -> BinaryIO:
         return os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb", buffering=0)
     with as_config_error(path, LOG_DIR_FLAG):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, taboo=0, mode=0o644)
+        file = open_log(path)
     return os.fdopen(file, "ab", buffering=0)
 
 

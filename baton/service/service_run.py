@@ -44,6 +44,10 @@ class ServiceRun:
         self._in_order = True  # no process is lost for good
         self._starts = defaultdict[str, deque[float]](deque)  # times of later starts, by name of the process
 
+    def reopen_logs(self) -> None:
+        self._supervisor.reopen_logs()
+        self._tell("logs are opened anew", event="logs")
+
     async def run(self) -> bool:
         """Returns True when the service ended in order because it was told to. Raises ProcessFailedError when the
         service does not come up, ConfigError or UnavailableError when its planner does not."""

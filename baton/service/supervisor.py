@@ -147,6 +147,12 @@ class Supervisor:
         time, and had to be killed."""
         return await self.children.of_worker(worker_id).stop(self._stop_limit_s)
 
+    def reopen_logs(self) -> None:
+        """For who has moved the logs away. A process that is not ready yet goes on in the old one."""
+        for process in (*self.children.values(), *([] if self.nats is None else [self.nats])):
+            if process.alive and process.was_ready:
+                process.reopen_log()
+
     async def wait(self) -> ProcessExit:
         """The next process that ends without having been told to."""
         return await self._endings.unexpected()

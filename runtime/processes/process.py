@@ -75,6 +75,10 @@ class Process(ABC):
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing when the process has ended."""
 
+    def reopen_log(self) -> None:
+        """Its log goes to the file that has the log's name now. Called while it is ready."""
+        self.send_signal(signal.SIGHUP)
+
     async def stop(self, timeout_s: float) -> bool:
         """SIGTERM, and SIGKILL when the process lives after `timeout_s`. True when it ended by itself, with code 0."""
         self.stopping = True

@@ -1,6 +1,7 @@
 """What every process that serves does: it prints one readiness line, and ends in order after a signal."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -9,8 +10,11 @@ from typing import Final
 import msgspec
 
 from baton_proto.decoding import decoder
+from runtime.own_files import reopen_log
 from runtime.processes.process import Ready
 
+LOG_VARIABLE: Final = "BATON_LOG_FILE"  # the file that a process's stderr goes to
+STDERR: Final = 2
 READY_PREFIX: Final = b"BATON_READY "
 
 _decode_ready = decoder(Ready, json=True)
@@ -31,8 +35,16 @@ def read_ready(line: bytes) -> Ready | None:
 
 
 def stop_signal(*numbers: signal.Signals) -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set, or else `numbers`. To be called in the event loop of the main thread."""
+    """An event that SIGTERM and SIGINT set, or else `numbers`. To be called in the event loop of the main thread. In a
+    process whose stderr is a log of its own, SIGHUP opens the log anew."""
     stop = asyncio.Event()
+    if path := os.environ.get(LOG_VARIABLE):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen_stderr, path)
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
+
+
+def _reopen_stderr(path: str) -> None:
+    with contextlib.suppress(OSError):  # the old one is better than none
+        reopen_log(path, STDERR)

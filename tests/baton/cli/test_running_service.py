@@ -82,6 +82,7 @@ def baton_up(home: Path, *arguments: str, last: str = "serving", **variables: st
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            start_new_session=True,  # without a terminal that a SIGHUP would speak of
         )
     up = Up(process, home, [])
     assert process.stdout is not None
@@ -243,6 +244,23 @@ def test_a_service_that_was_told_no_folder_keeps_logs_shows_them_and_leaves_none
     assert shown.count("process=router-1") > 0
     assert "Server is ready" not in shown
     assert not list(temporary.iterdir())
+
+
+def test_logs_that_were_moved_away_are_opened_anew_on_sighup(tmp_path: Path) -> None:
+    logs, moved = tmp_path / "logs", tmp_path / "moved"
+    with baton_up(tmp_path, "--log-dir", str(logs)) as up:
+        moved.mkdir()
+        for path in logs.glob("*.log"):
+            path.rename(moved / path.name)
+        up.process.send_signal(signal.SIGHUP)
+        assert up.process.stdout is not None
+        assert json.loads(up.process.stdout.readline())["event"] == "logs"
+        assert up.run("generate", "--prompt", "hi", "--max-tokens", "2").exit_code == 0
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(60) == ExitCode.OK
+    for name, words in (("router-1", "draining"), ("workers-1", "draining"), ("nats", "Exiting")):
+        assert words in (logs / f"{name}.log").read_text()
+        assert words not in (moved / f"{name}.log").read_text()
 
 
 def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
