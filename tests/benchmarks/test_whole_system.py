@@ -222,7 +222,7 @@ def test_mixed_and_split_workers_are_compared_without_a_gpu_and_parts_are_merged
         assert 0 < run["figures"]["TTFT p50"] <= run["figures"]["answer s"] * 1e3
         assert told["figures"]["TTFT p50"] > 0
     assert (tmp_path / "mixed" / "logs" / "mixed" / "router-1.log").exists()
-    with pytest.raises(ConfigError, match="--merge: .*: leave one of them out"):
+    with pytest.raises(ConfigError, match=r"--merge: .*: leave one of them out"):
         merged([tmp_path / "mixed" / "runs.json"] * 2)
 
 
