@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from baton.cli.room import check_disk, check_gpus, check_least, check_memory
+from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.nats_server import STORE_KEY
 from engine.model.shard import shard_of
@@ -92,6 +92,7 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
     if config.telemetry.traces.enabled:
         check_sdk()
+    check_threads(config)
     check_host_kv(engine, memory)
     check_folder(engine)
     if not is_mock(config):

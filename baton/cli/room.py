@@ -11,14 +11,18 @@ from engine.tiers.disk_kv import KEY as DISK_KEY
 from engine.tiers.host_kv import KEY as HOST_KEY
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_files import ModelFiles
+from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import EngineConfig, ServingConfig, for_prefill_worker, parse_bytes
 from runtime.config.workers import WorkerEngine
 from runtime.device.available_memory import available_bytes
 from runtime.device.driver import MemoryKind
 from runtime.device.gpu_memory import free_gpu_bytes
 from runtime.errors import ConfigError
+from runtime.processes.available_threads import available_threads
 
 KV_KEY = "engine.kv_memory"
+THREADS = 36  # of the supervisor, NATS and the router, measured
+WORKER_THREADS = 14  # of a worker that computes nothing
 LEAST_TOKENS = 256  # of prompt and answer, that a worker should have room for where no longest request is configured
 
 
@@ -41,6 +45,17 @@ def check_memory(config: ServingConfig, memory: MemoryKind) -> None:
     free_here = f"{human_bytes(free)} of memory is free here"
     each = _each(value, num_ranks, "worker" if num_ranks == config.workers.total else "rank")
     raise ConfigError(key, f"{each}{beside}, but {free_here}: {_at_most(rest, num_ranks)}, or auto")
+
+
+def check_threads(config: ServingConfig) -> None:
+    """Raises ConfigError when this machine lets us start fewer threads and processes than the service has."""
+    workers = config.workers.total + len(config.external_workers)
+    alone = config.workers.per_process == 1 or not is_mock(config)
+    wanted = THREADS + WORKER_THREADS * (workers if alone else min(1, workers))
+    if (free := available_threads()) < wanted:
+        problem = f"{free:.0f} more threads and processes may be started here, and this service has {wanted} or more"
+        ways = "ulimit -u, docker run --pids-limit, TasksMax= of systemd"
+        raise ConfigError("workers", f"{problem}: let it have more ({ways}), or start fewer workers")
 
 
 def check_gpus(config: ServingConfig) -> None:

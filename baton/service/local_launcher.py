@@ -1,7 +1,6 @@
 """Starts the processes of a service as children of this process."""
 
 import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from baton.service.logs.shown_logs import ShownLogs
 from baton.service.own_log import make_log_folder
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced
-from runtime.processes.owned_folder import OwnedFolder, temporary_folder
+from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
 from runtime.processes.process import Process
 
 LOGS = "logs"  # a folder beside the run's temporary files
@@ -82,7 +81,7 @@ class LocalLauncher:
 
     @cached_property
     def _folder(self) -> OwnedFolder:
-        if may_be_replaced(parent := Path(tempfile.gettempdir())):
+        if may_be_replaced(parent := temporary_parent()):
             log.warning("others may replace our temporary files: chmod +t, or name another TMPDIR", folder=str(parent))
         return temporary_folder()
 

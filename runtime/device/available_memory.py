@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import psutil
 
-UNIFIED, MEMORY = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+from runtime.device.control_groups import OWN, UNIFIED, group_folders
+
+MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 class _Files(NamedTuple):
@@ -25,31 +27,14 @@ _OF_MEMORY = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_ina
 def available_bytes() -> int:
     """Memory of this host that is free, or that the kernel gives back, page cache say. If the control groups of the
     process leave less of their limits, that."""
-    return min([psutil.virtual_memory().available, *left_in_groups(UNIFIED, MEMORY, Path("/proc/self/cgroup"))])
+    return min([psutil.virtual_memory().available, *left_in_groups(UNIFIED, MEMORY, OWN)])
 
 
 def left_in_groups(unified: Path, memory: Path, own: Path) -> Iterator[int]:
-    """Bytes that are left in each of the process's groups that has a limit.
-
-    unified, memory: where cgroup v2 and the memory controller of v1 are mounted. own: the groups' names, a hierarchy a
-    line. Where a container shows its own group alone, a name may not be found below the mount, which is that group.
-    """
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:  # no Linux, or no /proc
-        return
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if not controllers:
-            root, files = unified, _OF_UNIFIED
-        elif "memory" in controllers.split(","):
-            root, files = memory, _OF_MEMORY
-        else:
-            continue
-        group = Path(name.lstrip("/"))
-        for folder in (group, *group.parents):  # a limit holds for all groups below
-            if (left := _left(root / folder, files)) is not None:
-                yield left
+    """Bytes that are left in each of the process's groups that has a limit; the paths are those of group_folders()."""
+    for folder, is_unified in group_folders("memory", unified, memory, own):
+        if (left := _left(folder, _OF_UNIFIED if is_unified else _OF_MEMORY)) is not None:
+            yield left
 
 
 def _left(folder: Path, files: _Files) -> int | None:

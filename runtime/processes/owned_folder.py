@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from runtime.errors import ConfigError
+
 PREFIX = "baton-run-"  # of the folders for temporary files
 
 
@@ -44,9 +46,17 @@ class OwnedFolder:
 
 def temporary_folder(prefix: str = PREFIX) -> OwnedFolder:
     """A folder for what one process and its children write. Removes those that killed processes have left."""
-    parent = Path(tempfile.gettempdir())
+    parent = temporary_parent()
     living(parent, prefix + "*")
     return OwnedFolder(parent, [prefix + secrets.token_hex(4)])
+
+
+def temporary_parent() -> Path:
+    """Raises ConfigError."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError("TMPDIR", "there is no folder here that we may write to: name one") from error
 
 
 def living(parent: Path, pattern: str = "[!.]*") -> list[Path]:

@@ -35,6 +35,10 @@ EXIT_CODES_HELP = (
     "there; 4 deadline passed; 5 overloaded, try again; 130 interrupted."
 )
 
+HERE = "this machine"
+NO_THREADS = f"{HERE}: no more threads or processes may be started (ulimit -u, or the pids limit of the container)"
+THREAD_REFUSED = "can't start new thread"  # Python's words
+
 _CODES = {
     ConfigError: ExitCode.USAGE,
     ModelError: ExitCode.USAGE,
@@ -56,7 +60,14 @@ def errors_reported() -> Iterator[None]:
     except OSError as error:  # a full disk, a folder that nobody may write
         if error.strerror is None or error.errno == errno.EPIPE:  # who reads our output has gone
             raise
-        fail(ExitCode.FAILED, f"{error.filename or 'this machine'}: {error.strerror}")
+        fail(
+            ExitCode.FAILED,
+            NO_THREADS if error.errno == errno.EAGAIN else f"{error.filename or HERE}: {error.strerror}",
+        )
+    except RuntimeError as error:
+        if str(error) != THREAD_REFUSED:
+            raise
+        fail(ExitCode.FAILED, NO_THREADS)
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
 
