@@ -20,13 +20,14 @@ from baton_proto.timeline import Timeline, micros
 from baton_proto.version import check_major
 from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget
 from decode_worker.prefill_link import PrefillLink
-from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.interface import Engine
-from engine.sequences.output import SequenceOutput
+from engine.sequences.output import SequenceOutput, StepOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from worker.engines.base import SharedKv
+from worker.requests.peers import Peers
+from worker.requests.request import Phase, Request
 from worker.runtime import WorkerRuntime
 from worker.stamps import due_in_ms
 
@@ -37,7 +38,7 @@ log = structlog.get_logger()
 _decode_first_token = decoder(FirstToken)
 
 
-class Handoffs:
+class Handoffs(Peers):
     """Event loop, where nothing else is said."""
 
     def __init__(
@@ -56,7 +57,7 @@ class Handoffs:
         config = runtime.config
         identity = runtime.assembly.identity(runtime.worker_id, runtime.incarnation)
         self._other_slabs = kv.other_slabs()
-        self.receiver = Receiver(
+        self._receiver = Receiver(
             kv.slab,
             identity,
             config.transfer,
@@ -66,35 +67,63 @@ class Handoffs:
             runtime.keys.cluster,
             config.workers.reached_at,
         )
-        self.reservations = Reservations(
+        self._reservations = Reservations(
             kv.engine,
-            self.receiver,
+            self._receiver,
             runtime.assembly.layout.block_size,
             config.transfer.lease_ttl_s,
             functools.partial(self._bridge.from_engine, self._granted),
         )
+        self.endpoint = self._receiver.endpoint
         self._links: dict[PrefillTarget, PrefillLink] = {}
         self._leases: dict[str, Request] = {}  # by transfer id, until Committed or Released
 
     def start(self, request: Request) -> None:
         assert request.phase is Phase.RESERVING
-        self._bridge.post(lambda _: self.reservations.add(request))
+        self._bridge.post(lambda _: self._reservations.add(request))
 
     def abandon(self, request: Request, phase: Phase, reason: str) -> None:
-        """Stops what was under way for a request that has ended in `phase`. The blocks are freed when nobody can write
-        them any more."""
+        """The blocks are freed when nobody can write them any more."""
         if phase is Phase.RESERVING:
-            self._bridge.post(lambda _: self.reservations.cancel(request))
+            self._bridge.post(lambda _: self._reservations.cancel(request))
         elif phase is Phase.PREFILLING and request.grant is not None:
             if link := self._open_link(request):
                 link.cancel(request)
-            self.receiver.cancel(request.grant.transfer_id, reason)
-            self._bridge.post(lambda _: self.reservations.retry())
+            self._receiver.cancel(request.grant.transfer_id, reason)
+            self._bridge.post(lambda _: self._reservations.retry())
+
+    def step_done(self, output: StepOutput) -> None:
+        self._reservations.retry()
+
+    def blocks_freed(self) -> None:
+        self._reservations.retry()
+
+    # --- for the worker process ---------------------------------------------------------------------------------------
+
+    def lease_count(self) -> int:
+        return self._receiver.lease_count()
+
+    @property
+    def problem(self) -> str:
+        return self._receiver.problem
+
+    def check_integrity(self) -> list[str]:
+        return self._receiver.check_integrity()
+
+    async def suspend(self, timeout_s: float) -> None:
+        await asyncio.to_thread(self._receiver.suspend, timeout_s)
+
+    def weights_changed(self) -> None:
+        runtime = self._runtime
+        self._receiver.identify(runtime.assembly.identity(runtime.worker_id, runtime.incarnation))
+
+    def resume(self) -> None:
+        self._receiver.resume()
 
     async def close(self) -> None:
         for link in list(self._links.values()):
             await link.close()
-        await asyncio.to_thread(self.receiver.close)
+        await asyncio.to_thread(self._receiver.close)
         for slab in self._other_slabs:
             slab.close()
 
@@ -105,7 +134,7 @@ class Handoffs:
         assert grant is not None
         self._leases[grant.transfer_id] = request
         if request.phase is Phase.ENDED:
-            self.receiver.cancel(grant.transfer_id, "the request ended before its prompt was sent")
+            self._receiver.cancel(grant.transfer_id, "the request ended before its prompt was sent")
             return
         request.phase, request.granted_s = Phase.PREFILLING, time.monotonic()
         command = PrefillRequest(
@@ -147,7 +176,7 @@ class Handoffs:
             del self._links[link.target]
         # Else each of them would wait for a connection in its turn.
         self._bridge.post(
-            lambda _: self.reservations.followers(link.target), lambda followers: self._fail_all(followers, reason)
+            lambda _: self._reservations.followers(link.target), lambda followers: self._fail_all(followers, reason)
         )
         self._fail_all(requests, reason)
 
@@ -211,13 +240,13 @@ class Handoffs:
     def _admit(self, request: Request, first: FirstToken) -> SequenceOutput | None:
         """Engine thread. None: the engine draws the first token itself."""
         output = self._engine.admit(request.sequence, first.token_id, first.logprobs)
-        self.reservations.retry()
+        self._reservations.retry()
         return output
 
     def _release(self, request: Request, _: Engine) -> None:
         """Engine thread."""
         self._engine.release(request.sequence)
-        self.reservations.retry()
+        self._reservations.retry()
 
     def _fail_if_alive(self, request: Request, reason: str) -> None:
         """Retryable whatever the reason, because another prefill worker may do better. But when the time is over, that

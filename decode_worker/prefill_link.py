@@ -20,11 +20,11 @@ from baton_proto.worker import (
     PrefillRequest,
     PrefillTarget,
 )
-from decode_worker.request import Request
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError, UnauthorizedError
 from runtime.security.cluster_key import ClusterKey
 from runtime.streams.message_stream import MessageStream, open_stream
+from worker.requests.request import Request
 
 decode_report = decoder(PrefillReport)
 

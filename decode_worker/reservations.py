@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from baton_proto.worker import PrefillTarget
-from decode_worker.request import Phase, Request
 from engine.interface import LOOK_AHEAD, KvEngine
 from engine.sequences.sequence import Sequence
 from kvtransfer.decode_side.receiver import Receiver
+from worker.requests.request import Phase, Request
 
 MIN_TTL_S = 1.0  # of a grant to a request that is almost out of time; the request's own deadline ends it
 

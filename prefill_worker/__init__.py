@@ -1,1 +1,1 @@
-"""The role that runs prompts and pushes their KV into decode workers."""
+"""The role that runs prompts of decode workers and pushes their KV to them."""

@@ -1,1 +1,1 @@
-"""What both kinds of worker are made of: process, engine bridge, streams, sleep, metrics."""
+"""What both roles of a worker are made of: process, engine bridge, streams, sleep, metrics."""

@@ -26,7 +26,7 @@ from runtime.processes.serving import print_ready
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.engines.base import EngineAssembly
 from worker.metrics import MetricsEndpoint, WorkerMetrics
-from worker.role import Role
+from worker.requests.role import Role
 from worker.rpc_server import WorkerService
 from worker.runtime import WorkerRuntime
 from worker.stream_server import StreamServer
@@ -98,18 +98,18 @@ async def serve_worker(
         runtime = WorkerRuntime(config, worker_id, incarnation, assembly, publisher, metrics, keys)
         closing.push_async_callback(runtime.bridge.stop, STOP_TIMEOUT_S)
         role = build_role(runtime)
-        closing.push_async_callback(role.close)
+        closing.push_async_callback(role.peers.close)
         streams = runtime.attach(role)
         runtime.bridge.start()
 
         service = WorkerService(runtime)
         rpc_address = await service.start(config.workers.host)
         closing.push_async_callback(service.stop, END_GRACE_S)
-        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.stream_handlers(), keys.cluster)
+        server = StreamServer(runtime.hello, {STEPS: streams.serve} | role.peers.stream_handlers(), keys.cluster)
         stream_address = await server.start(config.workers.host)
         closing.push_async_callback(server.stop, END_GRACE_S)
         closing.callback(streams.close)
-        closing.callback(role.end_streams)
+        closing.callback(role.peers.end_streams)
 
         await runtime.read_vocabulary()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
@@ -132,7 +132,7 @@ async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
         await asyncio.wait({stopped, ended}, timeout=LOAD_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
-        if problem := runtime.role.problem:
+        if problem := runtime.role.peers.problem:
             raise UnavailableError(problem)
     ended.cancel()
 
@@ -175,7 +175,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         state=runtime.state,
         rpc_address=with_host(rpc_address, host),
         stream_address=with_host(stream_address, host),
-        transfer=runtime.role.endpoint,
+        transfer=runtime.role.peers.endpoint,
         model=assembly.model,
         model_hash=assembly.model_hash,
         block_size=assembly.layout.block_size,

@@ -20,7 +20,7 @@ from worker.engine_bridge import EngineBridge
 from worker.engines.base import EngineAssembly
 from worker.gathered_steps import GATHER_S
 from worker.metrics import WorkerMetrics
-from worker.role import Role
+from worker.requests.role import Role
 from worker.step_stream import StepStreams
 
 log = structlog.get_logger()
@@ -61,8 +61,8 @@ class WorkerRuntime:
     def attach(self, role: Role) -> StepStreams:
         """Adds the role, which is built with this object and so comes second."""
         self._role = role
-        self._streams = StepStreams(role.steps, GATHER_S, lambda: self.load)
-        self.metrics.leases = role.lease_count
+        self._streams = StepStreams(role, GATHER_S, lambda: self.load)
+        self.metrics.leases = role.peers.lease_count
         return self._streams
 
     @property
@@ -88,8 +88,12 @@ class WorkerRuntime:
     @property
     def load(self) -> WorkerLoad:
         """The load as of the last step or `fresh_load`."""
+        peers = self.role.peers
         return msgspec.structs.replace(
-            self._engine_load, leases=self.role.lease_count(), last_event_id=self.publisher.last_event_id
+            self._engine_load,
+            leases=peers.lease_count(),
+            last_event_id=self.publisher.last_event_id,
+            prompts=peers.num_prompts,
         )
 
     async def fresh_load(self) -> WorkerLoad:

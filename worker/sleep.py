@@ -73,7 +73,7 @@ class Sleeper:
         runtime = self._runtime
         if remaining := await runtime.drain(timeout_s):
             raise UnavailableError(f"{remaining} requests are in flight after {timeout_s:.1f} s")
-        await runtime.role.suspend(timeout_s)
+        await runtime.role.peers.suspend(timeout_s)
 
     async def forget(self, *, keep: bool) -> None:
         """Lets go of cached prefixes; `keep`: but for those that fit into host memory. Raises UnavailableError."""
@@ -83,7 +83,7 @@ class Sleeper:
     async def rise(self) -> None:
         """Serves again, unless memory sleeps or the weights are in pieces."""
         if not self._runtime.asleep and not self._runtime.assembly.memory.problem:
-            self._runtime.role.resume()
+            self._runtime.role.peers.resume()
             await self._runtime.fresh_load()
             self._runtime.draining = False
         await self._runtime.announce()

@@ -101,7 +101,7 @@ class WeightsUpdater:
         try:
             await self._sleeper.forget(keep=False)
             await runtime.bridge.call(read)
-            await asyncio.to_thread(runtime.role.weights_changed)
+            await asyncio.to_thread(runtime.role.peers.weights_changed)
         finally:
             await self._serve_on()
         log.info("weights updated", folder=str(checkpoint.folder), model_hash=assembly.model_hash)

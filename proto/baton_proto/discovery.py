@@ -68,6 +68,7 @@ class WorkerLoad(Struct, frozen=True):
     last_event_id: Count = 0  # published
     steps: Count = 0
     step_ms: float = 0.0  # duration of the last step
+    prompts: Small = 0  # of running and waiting: those of decode workers, which leave when their KV is shipped
 
 
 class TimedStep(Struct, frozen=True, array_like=True):

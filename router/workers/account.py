@@ -21,7 +21,7 @@ REPORT_DELAY_S: Final = 0.2  # a report may not know what was charged so shortly
 class LoadView(NamedTuple):
     """The load of one worker."""
 
-    requests: int  # running and waiting
+    requests: int  # running and waiting, without prompts that a prefill worker ships
     queued_prefill_tokens: int
     active_blocks: int
     queued_prefill_pairs: int = 0  # each of these tokens with each token before it, for the cost of attention
@@ -148,7 +148,7 @@ class Account:
     def view(self) -> LoadView:
         foreign, reported = self.foreign, self.reported
         return LoadView(
-            requests=max(self.requests + foreign.requests, reported.running + reported.waiting),
+            requests=max(self.requests + foreign.requests, reported.running + reported.waiting - reported.prompts),
             queued_prefill_tokens=self.tokens.left(reported.queued_prefill_tokens, foreign.prefill_tokens),
             active_blocks=max(self.blocks + foreign.blocks, reported.blocks_used),
             queued_prefill_pairs=self.pairs.left(reported.queued_prefill_pairs, foreign.prefill_pairs),

@@ -42,10 +42,7 @@ class PooledWorker:
 
     @property
     def usable(self) -> bool:
-        """Requests go to decode workers over the router's link, so it must be connected. Prompts go to prefill workers
-        over the decode workers' links, so the router's own link need only not have failed."""
-        reachable = self.link.connected if self.record.role == "decode" else not self.link.failed
-        return reachable and self.record.state == "ready" and not self.misfit
+        return self.link.connected and self.record.state == "ready" and not self.misfit
 
 
 class _Ready:

@@ -55,6 +55,20 @@ async def test_many_at_once_local_and_shipped_do_not_disturb_each_other(
     await asyncio.gather(decode.until_idle(), prefill_shm.until_idle(), prefill_tcp.until_idle())
 
 
+async def test_a_prefill_worker_keeps_answers_beside_the_prompts_that_it_ships(
+    decode: WorkerProcess, prefill_shm: WorkerProcess
+) -> None:
+    prompts = [prompt(20 + 37 * number, seed=500 + number) for number in range(8)]
+    async with RouterClient(decode) as router, RouterClient(prefill_shm) as keeper:
+        kept = [await keeper.submit(tokens, max_tokens=30) for tokens in prompts]
+        shipped = [await router.submit(tokens, prefill=prefill_shm.target, max_tokens=30) for tokens in prompts]
+        assert (await prefill_shm.inspect()).problems == []
+        answers = [(await answer.end()).token_ids for answer in kept + shipped]
+        alone = [(await (await router.submit(tokens, max_tokens=30)).end()).token_ids for tokens in prompts]
+    assert answers == alone + alone
+    await asyncio.gather(decode.until_idle(), prefill_shm.until_idle())
+
+
 async def test_a_cached_prefix_is_neither_computed_nor_shipped_again(
     decode: WorkerProcess, prefill_shm: WorkerProcess
 ) -> None:

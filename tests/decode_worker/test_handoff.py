@@ -8,8 +8,8 @@ import pytest
 from baton_proto.sampling import SamplingParams
 from baton_proto.worker import Failure, PrefillTarget, Submit
 from decode_worker.handoff import Handoffs
-from decode_worker.request import Phase, Request
 from engine.sequences.sequence import Sequence
+from worker.requests.request import Phase, Request
 
 SAMPLING = SamplingParams(max_tokens=4)
 THEIRS = Failure("deadline", "the prompt was not shipped within 0.1 s", retryable=False)

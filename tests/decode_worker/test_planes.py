@@ -201,20 +201,15 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
 ) -> None:
     worker = await start_worker("prefill", "prefill-drained", config, folder)
     mortal.append(worker)
-    async with RouterClient(decode) as router:
+    async with RouterClient(decode) as router, RouterClient(worker) as its_own:
         answer = await router.submit(prompt(1000, seed=480), prefill=worker.target, max_tokens=2)
-        await worker.until("running", lambda report: report.load.running == 1)
+        kept = await its_own.submit(prompt(1000, seed=482), max_tokens=100)
+        await worker.until("running", lambda report: report.load.running == 2)
         async with worker.client as client:
             assert (await client.drain(10.0)).remaining == 0
         assert (await answer.end()).finish == "length"
+        assert len((await kept.end()).token_ids) == 100
         refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end()
         assert refused.failure is not None
         assert (refused.failure.code, refused.failure.worker_id) == ("prefill_lost", "prefill-drained")
         assert (await worker.inspect()).state == "draining"
-
-
-async def test_a_prefill_worker_refuses_a_routers_requests(prefill_shm: WorkerProcess) -> None:
-    async with RouterClient(prefill_shm) as router:
-        answer = await (await router.submit(prompt(10, seed=490))).end()
-    assert answer.failure is not None
-    assert answer.failure.code == "refused"

@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from baton_proto.discovery import TimedStep
-from decode_worker.request import Phase, Request
 from decode_worker.reservations import Reservations
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -21,6 +20,7 @@ from tests.engine.blocks.block_machine import allocated, compute, served
 from tests.engine.blocks.fake_tiers import Disk, LateSlots, Slots
 from tests.engine.core.test_scheduler import names, step
 from tests.engine.kv_oracle import EOS, FakeRunner, make_sequence
+from worker.requests.request import Phase, Request
 
 ON_DISK = list(range(13))
 

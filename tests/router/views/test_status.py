@@ -178,16 +178,14 @@ async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) 
     assert totals.clock_s > 0
 
 
-async def test_a_prefill_worker_that_was_never_reached_is_not_ready(view: View) -> None:
-    """Until the first attempt has failed it may be; nothing but that failure tells."""
+async def test_a_prefill_worker_is_ready_when_it_was_reached(view: View) -> None:
     async with ScriptedWorker("p0", "prefill") as prefill:
-        await prefill.die()
         view.pool.apply(prefill.added())
-        keys = view.pool.prefill_keys()
+        assert view.pool.prefill_keys() == ()
+        async with asyncio.timeout(60):
+            while not (keys := view.pool.prefill_keys()):
+                view._changed.clear()
+                await view._changed.wait()
         assert keys == (("p0", 1),)
         assert view.pool.prefill_keys(16) is keys
         assert view.pool.prefill_keys(10**9) == ()
-        async with asyncio.timeout(60):
-            while view.pool.prefill_keys():
-                view._changed.clear()
-                await view._changed.wait()

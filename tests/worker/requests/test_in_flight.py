@@ -1,6 +1,6 @@
 import asyncio
 
-from worker.in_flight import InFlight
+from worker.requests.in_flight import InFlight
 
 
 async def test_waiting_ends_when_the_last_one_is_discarded() -> None:
