@@ -26,7 +26,9 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    decode: int  # index of the candidate
+    """Indices of candidates."""
+
+    decode: int | None  # None: the prefill worker keeps the answer
     prefill: int | None  # None: the decode worker runs the prompt
 
 
@@ -49,6 +51,8 @@ class Placed:
         placement = weighing.placement()
         if placement is None:  # all are full; in a service the request would wait in the router's queue
             return Answer(_cheapest(decode.load[:, 2], self._dice), _cheapest(prefill.load[:, 1], self._dice))
+        if weighing.keeps:
+            return Answer(None, weighing.prefill.keeper)
         return Answer(weighing.decode.chosen, weighing.prefill.chosen if placement.prefill else None)
 
 

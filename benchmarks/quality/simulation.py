@@ -84,9 +84,10 @@ class Router:
         """The worker that decodes the request, the one that runs its prompt if it is another, and their charge."""
         question = self.question(request)
         answer = self._policy.choose(question)
-        decode = self._decode[answer.decode]
-        prefill = None if answer.prefill is None else self._prefill[answer.prefill]
-        runs, index = (question.decode, answer.decode) if answer.prefill is None else (question.prefill, answer.prefill)
+        keeps, ships = answer.decode is None, None not in answer
+        decodes, place = (question.prefill, answer.prefill) if keeps else (question.decode, answer.decode)
+        runs, index = (question.prefill, answer.prefill) if ships else (decodes, place)
+        decode, prefill = decodes.workers[place], runs.workers[index] if ships else None
         held = runs.cached[index]
         expectation = self._expected.expect(prefill or decode, request.block_hashes, int(held))
         if expectation is not None:
@@ -98,7 +99,7 @@ class Router:
             prefill,
             request.prompt_tokens,
             request.prompt_tokens - min(int(held), most) * self._block_size,
-            held_blocks=min(int(question.decode.cached[answer.decode]), most),
+            held_blocks=min(int(decodes.cached[place]), most),
         )
         return decode, prefill, charge
 
@@ -138,7 +139,6 @@ class Run:
                     fleet.block_size,
                     engine,
                     slots,
-                    prefills_only=keys is prefill,
                     noise=fleet.noise,
                     dice=dice,
                 )
@@ -185,6 +185,7 @@ class Run:
         for job in self.workers[decode].reserved():
             self._coming_kv[job.request.number] = job
             prompt = new_job(job.request, self.fleet.block_size, job.arrived_s, job.charge, self.fleet.due_ms)
+            prompt.ships = True
             self._submit(job.prefill, prompt, now_s)
 
     def _push(self, at_s: float | None, key: WorkerKey, job: Job | None = None) -> None:

@@ -68,6 +68,7 @@ class Job:
     charge: Charge
     decode: WorkerKey = ("", 0)  # the worker that decodes it
     prefill: WorkerKey = ("", 0)  # the worker that runs its prompt, if it is another
+    ships: bool = False  # it is a prompt, whose KV leaves for a decode worker
     shipped: bool = False  # its KV comes from a prefill worker
     found_tokens: int = 0  # in that worker's cache
     first_token_s: float = 0.0
@@ -113,7 +114,6 @@ class SimulatedWorker:
         config: SimulatedEngine,
         num_slots: int = 0,
         *,
-        prefills_only: bool = False,
         noise: float = 0.0,
         dice: random.Random | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class SimulatedWorker:
         self.step: Step | None = None
         self.step_times = self.scheduler.budget.times = config.faster(config.speed_up)
         self._restore_token_ms = RESTORE_TOKEN_MS / config.speed_up
-        self._prefills_only, self._noise, self.dice = prefills_only, noise, dice or random.Random()
+        self._noise, self.dice = noise, dice or random.Random()
         self._jobs: dict[str, Job] = {}  # those that wait or run here, by the id of their sequence
         self._unreserved: deque[Job] = deque()  # there is no room yet for the KV of their prompts
         self._arrived: list[Job] = []  # with the KV of their prompts
@@ -182,7 +182,7 @@ class SimulatedWorker:
         for item in step.batch.items:
             sequence, job = item.sequence, self._jobs[item.sequence.request_id]
             sequence.num_computed_tokens = item.end
-            if item.sample and self._prefills_only:
+            if item.sample and job.ships:
                 self.blocks.commit(sequence)
                 self._leave(job)
                 ended.shipped.append(job)
@@ -209,6 +209,7 @@ class SimulatedWorker:
             blocks_total=self.blocks.num_blocks,
             queued_prefill_tokens=queued,
             queued_prefill_pairs=pairs,
+            prompts=sum(job.ships for job in self._jobs.values()),
         )
 
     def _land(self) -> bool:

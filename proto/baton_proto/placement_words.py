@@ -11,6 +11,7 @@ PLACED: Final = {
     pb.PLACEMENT_REASON_SHORT_PROMPT: "sooner there",
     pb.PLACEMENT_REASON_PREFILL_FULL: "prefill workers full",
     pb.PLACEMENT_REASON_NO_PREFILL: "no prefill worker",
+    pb.PLACEMENT_REASON_KEPT: "kept by a prefill worker",
 }
 REASONS: Final = PLACED | {
     pb.PLACEMENT_REASON_WAITS_FOR_DECODE: "it would wait: no decode worker that can take it is ready",

@@ -102,8 +102,8 @@ class Assigner:
         self._hits.count(reused)
         uncached = request.num_tokens - placement.cached_blocks * request.block_size
         runs = (placement.decode, placement.prefill, request.num_tokens, uncached)
-        held = weighing.decode.device_blocks(weighing.decode.chosen)
-        charge = self._ledger.charge(request_id, *runs, held_blocks=held)
+        decode, chosen = weighing.best
+        charge = self._ledger.charge(request_id, *runs, held_blocks=decode.device_blocks(chosen))
         target = self._pool.prefill_target(placement.prefill) if placement.prefill else None
         expectation = self._expected.expect(placement.prefill or placement.decode, hashes, placement.held_blocks)
         return Assignment(self._pool.link(placement.decode), target, placement, charge, expectation)
@@ -136,6 +136,7 @@ class Assigner:
         prefix that some worker holds; empty when none does."""
         config = self._config
         decode = prefill = NO_CANDIDATES
+        may_keep = False
         reused = b""
         if decode_keys := self._pool.decode_keys(max_tokens):
             match = self._index.match(hashes)
@@ -143,10 +144,13 @@ class Assigner:
             cached = self._expected.outlook(match, hashes)
             prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
             later_than = forms[0].num_tokens if is_dated else None
+            may_keep = self._pool.prefill_keys(max_tokens) == prefill_keys
             decode = candidates(self._ledger, decode_keys, match, cached, later_than)
             prefill = candidates(self._ledger, prefill_keys, match, cached, later_than)
         limits = (config.max_running_per_worker, due_ms)
-        weighings = [weigh(form, decode, prefill, self.weights, self._rng, *limits) for form in forms]
+        weighings = [
+            weigh(form, decode, prefill, self.weights, self._rng, *limits, may_keep=may_keep) for form in forms
+        ]
         return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 

@@ -66,7 +66,7 @@ class Cost(Struct, frozen=True, gc=False):
     cached_blocks: int
     lower_blocks: tuple[int, ...]  # of these, restored from host memory and from disk; empty: none
     queued_tokens: int  # of prompts
-    active_blocks: int  # 0 for a prefill worker
+    active_blocks: int
     runs_prompt: bool  # False: a decode worker that would receive the prompt's KV; its queue does not count
     reason: "pb.PlacementReason"  # why the candidate would run the prompt or receive its KV
     barred: "pb.BarredReason"
@@ -106,13 +106,15 @@ def _knobs(config: Weights) -> cost.Knobs:
         config.delay_weight,
         config.crowd_weight,
         config.itl_ms,
+        config.keep_steps,
     )
 
 
 class Weighed:
-    """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred."""
+    """The candidates of one role with what each of them costs, and the index of the chosen one; -1: all are barred.
+    `keeper`: of the prefill worker that would keep the answer; -1: none."""
 
-    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "chosen", "due_ms")
+    __slots__ = ("_candidates", "_codes", "_costs", "_request", "_role", "chosen", "due_ms", "keeper")
 
     def __init__(
         self,
@@ -122,15 +124,16 @@ class Weighed:
         config: Weights,
         rng: random.Random,
         *,
-        alone: bool,
+        alone: bool = False,
         shipper: tuple[float, float] = NO_SHIPPER,
         due_ms: float = math.inf,
         max_requests: int = NO_LIMIT,
         max_queued_tokens: int = NO_LIMIT,
     ) -> None:
-        """`alone`: whoever is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill workers."""
+        """`alone`: a decode worker that is chosen runs the prompt. `shipper`: see `Weighed.shipper` of the prefill
+        workers. `max_requests`: whoever has as many takes no answer."""
         self._role, self._request, self._candidates = role, request, candidates
-        self.chosen, self.due_ms = -1, due_ms
+        self.chosen, self.keeper, self.due_ms = -1, -1, due_ms
         workers, cached, load, times, lower, now_us, restoring = candidates
         if not workers:
             return
@@ -139,13 +142,12 @@ class Weighed:
         if request.excluded:
             excluded = np.array([worker in request.excluded for worker in workers])
         self._codes = np.empty((2, n), dtype=np.int8)  # reasons and barred, as `choose` fills them
-        self._costs = np.empty((n, cost.NUM_TERMS + 2))
-        self.chosen = cost.choose(
+        self._costs = np.empty((n, cost.NUM_COSTS))
+        self.chosen, self.keeper = cost.choose(
             (cached, load, times, excluded, lower, restoring),
             request.num_tokens,
             request.block_size,
-            alone,
-            role == "decode",
+            cost.SHIPS if role == "prefill" else cost.MIXED if alone else cost.RECEIVES,
             now_us,
             due_ms,
             shipper,
@@ -165,6 +167,11 @@ class Weighed:
 
     def ttft_ms(self, index: int) -> float:
         return self._costs.item(index, cost.TTFT)
+
+    def rank(self, index: int, due_ms: float, column: int = cost.TOTAL) -> tuple[float, float]:
+        """(how late, the cost), both in ms. The lowest is the best choice."""
+        late_ms = self._costs.item(index, cost.TTFT) - due_ms
+        return late_ms if late_ms > 0.0 else 0.0, self._costs.item(index, column)
 
     def soonest_ms(self) -> float:
         """When the first token comes at the earliest, from now on, in ms, also of those that are full now; infinite: no
@@ -206,13 +213,18 @@ class Weighed:
     def worker(self, index: int) -> WorkerKey:
         return self._candidates.workers[index]
 
-    def costs(self) -> list[Cost]:
-        return [self._cost(i) for i in range(len(self))]
+    def costs(self, column: int = cost.TOTAL) -> list[Cost]:
+        """`column`: cost.KEPT for what it costs that they keep the answer."""
+        return [self._cost(i, column) for i in range(len(self))]
 
-    def _cost(self, i: int) -> Cost:
+    def _cost(self, i: int, column: int) -> Cost:
         load = self._candidates.load[i]
         reason, barred = self._codes[:, i].tolist()
-        *terms, total, ttft_ms = self._costs[i].tolist()
+        *terms, total, ttft_ms, kept = self._costs[i].tolist()
+        if column == cost.KEPT and kept < math.inf:
+            terms[cost.DECODE], total = terms[cost.DECODE] + kept - total, kept
+        elif column == cost.KEPT:
+            barred = barred or cost.NO_ROOM
         return Cost(
             worker=self.worker(i),
             role=self._role,
@@ -220,7 +232,7 @@ class Weighed:
             cached_blocks=self.cached_blocks(i)[0],
             lower_blocks=tuple(self._candidates.lower[:, i : i + 1].ravel().tolist()),
             queued_tokens=load.item(QUEUED_TOKENS),
-            active_blocks=load.item(ACTIVE_BLOCKS) if self._role == "decode" else 0,
+            active_blocks=load.item(ACTIVE_BLOCKS),
             runs_prompt=reason >= cost.RUNS_PROMPT,
             reason=reason,
             barred=barred,

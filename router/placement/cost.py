@@ -45,12 +45,14 @@ TERMS: Final = (
 )
 NUM_TERMS: Final = len(TERMS)
 QUEUED, COMPUTED, DECODE, SHIP, HOST, DISK, OTHERS = range(NUM_TERMS)
-TOTAL, TTFT = NUM_TERMS, NUM_TERMS + 1  # columns behind the terms
+TOTAL, TTFT, KEPT = range(NUM_TERMS, NUM_TERMS + 3)  # columns behind the terms
+NUM_COSTS: Final = NUM_TERMS + 3
 REASON, BARRED = range(2)  # rows of the codes
 
 STEPS_TO_FIRST: Final = 1.5  # decode steps before a prompt's first step: half of the present one, and the next one
 EVICTED: Final = 0.5  # ms that are computed again for each ms of new blocks, where half of the KV blocks are in use
 FULLEST: Final = 8.0  # blocks in use per unused one, beyond which they do not count
+MOST_DELAYED: Final = 8  # requests that a prompt delays; with more, prompts would queue elsewhere for them
 LOWEST: Final = 3.0  # times that the shortest queue counts beside the mean: no later prompt finds a worker sooner
 
 # Where the prompt of a candidate would run and why. SHORT and above: on the candidate itself.
@@ -59,7 +61,12 @@ BUSY: Final = pb.PLACEMENT_REASON_DECODE_BUSY
 SHORT: Final = pb.PLACEMENT_REASON_SHORT_PROMPT
 FULL: Final = pb.PLACEMENT_REASON_PREFILL_FULL
 ALONE: Final = pb.PLACEMENT_REASON_NO_PREFILL
+KEEPS: Final = pb.PLACEMENT_REASON_KEPT
 RUNS_PROMPT: Final = SHORT
+
+# What candidates do: run prompts and decode; the same where prefill workers may take the prompt; ship prompts or keep
+# their answers.
+MIXED, RECEIVES, SHIPS = range(3)
 
 # Why a candidate cannot be chosen.
 FREE: Final = pb.BARRED_REASON_UNSPECIFIED
@@ -76,7 +83,7 @@ Columns = tuple[
     NDArray[np.int32],  # those of the cached blocks in host memory and on disk [2, n]; [2, 0]: none are
     NDArray[np.float64],  # ms that a token takes from there [n, 2], 0: as configured; [0, 2]: all as configured
 ]
-Limits = tuple[int, int, int]  # a candidate's requests; its queued tokens; see _where
+Limits = tuple[int, int, int]  # a candidate's requests; its queued tokens; those of a prompt that is not shipped
 Shipper = tuple[float, float]  # see _where
 Knobs = tuple[float, ...]  # values of PlacementConfig, see `choose`
 
@@ -86,20 +93,23 @@ _prefill_time, _decode_time, _prompt_ms = inlined(prefill_time), inlined(decode_
 
 
 @inlined
-def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], due_ms: float, temperature: float, draw: float) -> int:
-    """Index of the candidate that is chosen of those that are in time; where none is, of the soonest."""
-    totals, ttft = costs[:, TOTAL], costs[:, TTFT]
+def _draw(
+    barred: NDArray[np.int8], costs: NDArray[np.float64], column: int, due_ms: float, temperature: float, draw: float
+) -> int:
+    """Index of the candidate that is chosen, by the costs in a column, of those that are in time; where none is, of the
+    soonest."""
+    totals, ttft = costs[:, column], costs[:, TTFT]
     soonest = math.inf
     for i in range(len(totals)):
-        if barred[i] == FREE:
+        if barred[i] == FREE and totals[i] < math.inf:
             soonest = min(soonest, ttft[i])
     limit_ms, lowest, highest = max(due_ms, soonest), math.inf, -math.inf
     for i in range(len(totals)):
-        if barred[i] == FREE and ttft[i] <= limit_ms:
+        if barred[i] == FREE and ttft[i] <= limit_ms and totals[i] < math.inf:
             lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
     chances = np.zeros(len(totals))
     for i in range(len(totals)):
-        if barred[i] == FREE and ttft[i] <= limit_ms:
+        if barred[i] == FREE and ttft[i] <= limit_ms and totals[i] < math.inf:
             if totals[i] == lowest:
                 chances[i] = 1.0
             elif temperature > 0.0:
@@ -116,12 +126,12 @@ def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], due_ms: float, t
 
 
 @inlined
-def _bar(queued: int, requests: int, excluded: bool, limits: Limits) -> int:
+def _bar(queued: int, requests: int, excluded: bool, does: int, limits: Limits) -> int:
     max_requests, max_queued_tokens, _ = limits
     if excluded:
         return EXCLUDED
-    if queued >= max_queued_tokens:
-        return QUEUE_FULL
+    if does == SHIPS:
+        return QUEUE_FULL if queued >= max_queued_tokens else FREE
     return NO_ROOM if requests >= max_requests else FREE
 
 
@@ -240,8 +250,7 @@ def _price(
     i: int,
     num_tokens: int,
     block_size: int,
-    alone: bool,
-    decodes: bool,
+    does: int,
     due_ms: float,
     shipper: Shipper,
     limits: Limits,
@@ -252,7 +261,7 @@ def _price(
 ) -> int:
     """Fills in what candidate i costs; returns where the prompt would run and why. wait_ms: its queued prompts."""
     cached, load, times, _, _, _ = columns
-    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight, itl_ms = knobs
+    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight, itl_ms, keep_steps = knobs
     token_ms, pair_ms, whole_ms, mean_ms, lowest_ms = crowd
     requests, queued = load[i, REQUESTS], load[i, QUEUED_TOKENS]
     cached_blocks = min(int(cached[i]), (num_tokens - 1) // block_size)  # the last token is always computed
@@ -268,9 +277,11 @@ def _price(
     others_ms = crowd_weight * share * (min(mean_ms, wait_ms + whole_ms / 4) + lowest_ms)
     way_ms = ship_ms + ship_token_ms * uncached
     reason: int = ALONE
-    if not alone:
-        # Without the floor, because a step with decodes reads the weights anyway. Another request may come.
-        others_ms += (times[i, TOKEN] * uncached + times[i, PAIR] * pairs) * delay_weight * (requests + 1)
+    if does != MIXED:
+        # Without the floor, because a step with decodes reads the weights anyway. On a decode worker another may come.
+        delayed = min(MOST_DELAYED, requests + (does == RECEIVES))
+        others_ms += (times[i, TOKEN] * uncached + times[i, PAIR] * pairs) * delay_weight * delayed
+    if does == RECEIVES:
         short = uncached <= limits[2]
         reason = _where(queued_ms + own_ms, others_ms, room_ms, way_ms, shipper, due_ms, short, queued == 0)
     runs = reason >= RUNS_PROMPT
@@ -280,33 +291,37 @@ def _price(
         costs[i, QUEUED], costs[i, COMPUTED], costs[i, SHIP] = room_ms, 0.0, (shipper[1] if can_ship else 0.0) + way_ms
         others_ms = shipper[0] - shipper[1] if can_ship else 0.0
     costs[i, OTHERS] = others_ms + EVICTED * share * whole_ms * _fullness(load, i, queued / block_size)
-    costs[i, DECODE] = decode_steps * step_ms if decodes and requests else 0.0
+    costs[i, DECODE] = decode_steps * step_ms if requests else 0.0
     most = (times[i, TOKEN], times[i, PAIR]) if runs else (ship_token_ms, 0.0)
     _restore(columns, i, cached_blocks, block_size, (host_ms, disk_ms), most, costs)
     total = 0.0
     for term in range(NUM_TERMS):
         total += costs[i, term]
     prompts_ms = wait_ms + own_ms if runs else 0.0
-    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, itl_ms) if decodes and requests else 0.0
-    costs[i, TOTAL] = total
+    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, itl_ms) if requests else 0.0
+    costs[i, TOTAL] = costs[i, KEPT] = total
+    if requests >= limits[0] or uncached > limits[2]:
+        costs[i, KEPT] = math.inf
+    elif requests == 0:
+        first_ms: float = _decode_time(times[i, DECODE_FLOOR], times[i, SEQUENCE], times[i, CONTEXT], 1, 0)
+        costs[i, KEPT] += keep_steps * first_ms
     costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + beside_ms
     return reason
 
 
 # Plain tuples, because numba takes 0.5 us longer to recognize a named one.
 @compiled(
-    "int64("
+    "UniTuple(int64, 2)("
     "Tuple((int32[::1], int64[:, ::1], float64[:, ::1], boolean[::1], int32[:, ::1], float64[:, ::1])), "
-    "int64, int64, boolean, boolean, int64, float64, "
-    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 8), UniTuple(float64, 2), "
+    "int64, int64, int64, int64, float64, "
+    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 9), UniTuple(float64, 2), "
     "int8[:, ::1], float64[:, ::1])"
 )
 def choose(
     columns: Columns,
     num_tokens: int,
     block_size: int,
-    alone: bool,
-    decodes: bool,
+    does: int,
     now_us: int,
     due_ms: float,
     shipper: Shipper,
@@ -315,12 +330,14 @@ def choose(
     dice: tuple[float, float],
     codes: NDArray[np.int8],
     costs: NDArray[np.float64],
-) -> int:
-    """Index of the cheapest candidate that is not barred and in time, or of the soonest when none is in time; -1: all
-    are barred. Fills codes [2, n] with reasons and barred, and costs [n, NUM_TERMS + 2] with the terms, their sum, and
-    the time to the first token.
+) -> tuple[int, int]:
+    """(chosen, keeper): indices of the cheapest candidate that is not barred and in time, or of the soonest when none
+    is in time; -1: none takes the request. The keeper is the cheapest prefill worker that would also keep the answer.
+    Fills codes [2, n] with reasons and barred, and costs [n, NUM_COSTS] with the terms, their sum, the time to the
+    first token, and the sum where the candidate keeps the answer of a prompt that it may ship; infinite: it may
+    not.
 
-    alone: whoever is chosen runs the prompt. decodes: it goes on to decode. now_us: of the load's clock.
+    does: MIXED, RECEIVES or SHIPS. now_us: of the load's clock.
     due_ms: when the first token is due, from now on; infinite: at no time.
     dice: temperature; draw from [0, 1), which decides between equal costs. Above temperature 0 the draw is from the
         softmax over -(total - lowest) / (highest - lowest) / temperature.
@@ -328,7 +345,7 @@ def choose(
     cached, load, times, excluded, _, _ = columns
     reasons, barred = codes[REASON], codes[BARRED]
     for i in range(len(cached)):
-        barred[i] = _bar(load[i, QUEUED_TOKENS], load[i, REQUESTS], len(excluded) > 0 and excluded[i], limits)
+        barred[i] = _bar(load[i, QUEUED_TOKENS], load[i, REQUESTS], len(excluded) > 0 and excluded[i], does, limits)
     waits, mean_ms, least_ms, count = _waits(load, times, now_us, barred)
     # What a whole prompt costs others, by its tokens and pairs: on slow workers no more than on fast ones.
     token_ms, pair_ms = times[:, TOKEN].mean(), times[:, PAIR].mean()
@@ -337,8 +354,9 @@ def choose(
     crowd = (token_ms, pair_ms, whole_ms, mean_ms, lowest_ms)
     for i in range(len(cached)):
         reasons[i] = _price(
-            columns, i, num_tokens, block_size, alone, decodes, due_ms, shipper, limits, knobs, waits[i], crowd, costs
+            columns, i, num_tokens, block_size, does, due_ms, shipper, limits, knobs, waits[i], crowd, costs
         )
         if barred[i] == FREE and not shipper[0] < math.inf and reasons[i] < RUNS_PROMPT:
             barred[i] = NOBODY_SHIPS
-    return _draw(barred, costs, due_ms, dice[0], dice[1])
+    keeper = _draw(barred, costs, KEPT, due_ms, dice[0], dice[1]) if does == SHIPS else -1
+    return _draw(barred, costs, TOTAL, due_ms, dice[0], dice[1]), keeper

@@ -28,13 +28,13 @@ def check_in_time(weighing: Weighing, before: Work, due_ms: float) -> None:
     weighing: for a first token that is due in `due_ms`, or, with work before it, at once.
     before: of prompts that wait at the router and get workers before this one. due_ms: from now on.
     """
-    chosen = weighing.decode.chosen
+    weighed, chosen = weighing.best
     runs = weighing.prefill if len(weighing.prefill) else weighing.decode
-    expected = weighing.decode.ttft_ms(chosen) if chosen >= 0 else runs.soonest_ms()
+    expected = weighed.ttft_ms(chosen) if chosen >= 0 else runs.soonest_ms()
     if before.tokens:
         expected += runs.share_ms(before)
     # Where a worker is idle, to come again would not help, and only answers teach how fast the workers are.
-    runs_it = chosen >= 0 and weighing.decode.reason(chosen) >= RUNS_PROMPT
-    is_idle = runs.has_idle() or (runs_it and weighing.decode.has_idle())
+    runs_it = chosen >= 0 and weighed.reason(chosen) >= RUNS_PROMPT
+    is_idle = runs.has_idle() or (runs_it and weighed.has_idle())
     if due_ms < expected < math.inf and (before.tokens or not is_idle):
         raise TooLate(weighing, expected)

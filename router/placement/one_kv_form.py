@@ -27,5 +27,5 @@ def _rank(weighing: Weighing, due_ms: float) -> tuple[float, float]:
     placement = weighing.placement()
     if placement is None:
         return math.inf, (weighing.prefill if len(weighing.prefill) else weighing.decode).soonest_ms()
-    total = next(cost.total for cost in weighing.decode.costs() if cost.worker == placement.decode)
+    total = next(cost.total for cost in weighing.costs() if cost.worker == placement.decode)
     return (placement.ttft_ms if placement.ttft_ms > due_ms else 0.0), total

@@ -13,10 +13,11 @@ it. Blocks come free as fast as lately, and a prompt must leave one for each run
 the mean, a faster worker's queue counts for more. What later prompts wait and what is evicted make a cached prefix
 worth the more, the fuller the workers; where all idle, the first token wins.
 
-Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts. A
-prompt that runs on it also delays the tokens of the requests there (`delay_weight`). A prompt that is shipped costs
-what the cheapest prefill worker costs, the way of the tokens that the decode worker lacks, its decode steps and what it
-evicts. While no prefill worker takes more, a decode worker without a queued prompt runs one.
+Beside prefill workers, each decode worker's prompt may be shipped to it or run on it, and the cheaper way counts; and a
+prefill worker may keep the answer, as a mixed one does. A prompt delays the tokens of the requests where it runs
+(`delay_weight`). A prompt that is shipped costs what the cheapest prefill worker costs, the way of the tokens that the
+decode worker lacks, its decode steps and what it evicts. A prefill worker without answers keeps its first one for
+`keep_steps` of its decode steps. While no prefill worker takes more, a decode worker without a queued prompt runs one.
 """
 
 import math
@@ -32,8 +33,8 @@ from runtime.discovery.worker_key import WorkerKey
 
 
 class Placement(NamedTuple):
-    decode: WorkerKey
-    prefill: WorkerKey | None  # None: the decode worker runs the prompt
+    decode: WorkerKey  # of either role
+    prefill: WorkerKey | None  # None: the worker that decodes runs the prompt
     reason: "pb.PlacementReason"
     cached_blocks: int  # that the worker that runs the prompt need not compute
     held_blocks: int  # of the prompt, on that worker: one more when it holds all of it
@@ -51,26 +52,31 @@ class Weighing(NamedTuple):
 
     prefill: Weighed
     decode: Weighed
+    keeps: bool = False  # a prefill worker would keep the answer
+
+    @property
+    def best(self) -> tuple[Weighed, int]:
+        """The candidates that the worker which decodes is one of, and its index; -1: the request waits."""
+        return (self.prefill, self.prefill.keeper) if self.keeps else (self.decode, self.decode.chosen)
 
     def placement(self) -> Placement | None:
-        """The workers; None: the request waits, because no decode worker has room or nobody can ship the prompt to
-        it."""
-        prefill, decode, chosen = self.prefill, self.decode, self.decode.chosen
+        """The workers; None: the request waits, because nobody has room for the answer or nobody can ship the prompt to
+        who has."""
+        decode, chosen = self.best
         if chosen < 0:
             return None
-        reason = decode.reason(chosen)
-        if reason >= cost.RUNS_PROMPT:
-            runs, index, shipper = decode, chosen, None
-        else:
-            runs, index = prefill, prefill.chosen
+        runs, index, shipper = decode, chosen, None
+        reason = cost.KEEPS if self.keeps else decode.reason(chosen)
+        if reason < cost.RUNS_PROMPT:
+            runs, index = self.prefill, self.prefill.chosen
             assert index >= 0, "a prompt is shipped only when a prefill worker takes it"
-            shipper = prefill.worker(index)
+            shipper = runs.worker(index)
         return Placement(
             decode.worker(chosen), shipper, reason, *runs.cached_blocks(index), decode.ttft_ms(chosen), self
         )
 
     def costs(self) -> list[Cost]:
-        return self.prefill.costs() + self.decode.costs()
+        return self.prefill.costs(cost.KEPT if self.keeps else cost.TOTAL) + self.decode.costs()
 
     @property
     def num_candidates(self) -> int:
@@ -85,15 +91,19 @@ def weigh(
     rng: random.Random,
     max_running: int = NO_LIMIT,
     due_ms: float = math.inf,
+    *,
+    may_keep: bool = True,
 ) -> Weighing:
-    """`max_running`: a decode worker with as many requests has no room. `due_ms`: when the first token is due, from now
-    on. Among the workers that are in time the cheapest is chosen, and the soonest where none is."""
+    """`max_running`: a worker with as many requests has no room for an answer. `due_ms`: when the first token is due,
+    from now on. Among the workers that are in time the cheapest is chosen, and the soonest where none is. `may_keep`:
+    prefill workers may keep the answer."""
     shipped_ms = due_ms - config.ship_ms - config.ship_token_ms * request.num_tokens  # at most so long is the way
-    weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, shipped_ms)
-    chosen = weighing.decode.chosen
-    if weighing.prefill.chosen >= 0 and chosen >= 0 and weighing.decode.ttft_ms(chosen) > due_ms:
+    rooms = (max_running if may_keep else 0, max_running)
+    weighing = _weighing(request, decode, prefill, config, rng, rooms, due_ms, shipped_ms)
+    weighed, chosen = weighing.best
+    if weighing.prefill.chosen >= 0 and chosen >= 0 and weighed.ttft_ms(chosen) > due_ms:
         # The decode worker's part of the way was longer: the soonest prefill worker may be in time.
-        weighing = _weighing(request, decode, prefill, config, rng, max_running, due_ms, -math.inf)
+        weighing = _weighing(request, decode, prefill, config, rng, rooms, due_ms, -math.inf)
     return weighing
 
 
@@ -103,11 +113,12 @@ def _weighing(
     prefill: Candidates,
     config: Weights,
     rng: random.Random,
-    max_running: int,
+    rooms: tuple[int, int],
     due_ms: float,
     shipped_ms: float,
 ) -> Weighing:
-    """`shipped_ms`: when the prompt is due at the end of its computing."""
+    """`rooms`: for answers, on a prefill and on a decode worker. `shipped_ms`: when the prompt is due at the end of its
+    computing."""
     alone = nobody_ships(request, prefill.workers)
     prefills = Weighed(
         "prefill",
@@ -115,8 +126,8 @@ def _weighing(
         prefill,
         config,
         rng,
-        alone=True,
         due_ms=shipped_ms,
+        max_requests=rooms[0],
         max_queued_tokens=config.prefill_queue_tokens,
     )
     decodes = Weighed(
@@ -128,9 +139,17 @@ def _weighing(
         alone=alone,
         due_ms=due_ms,
         shipper=prefills.shipper,
-        max_requests=max_running,
+        max_requests=rooms[1],
     )
-    return Weighing(prefills, decodes)
+    return Weighing(prefills, decodes, _keeps(prefills, decodes))
+
+
+def _keeps(prefill: Weighed, decode: Weighed) -> bool:
+    """Whether a prefill worker keeps the answer because it costs less there, or comes sooner where all are late."""
+    keeper, chosen, due_ms = prefill.keeper, decode.chosen, decode.due_ms
+    if keeper < 0 or chosen < 0:
+        return keeper >= 0
+    return prefill.rank(keeper, due_ms, cost.KEPT) < decode.rank(chosen, due_ms)
 
 
 def nobody_ships(request: Request, prefill_workers: Sequence[WorkerKey]) -> bool:

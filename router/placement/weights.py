@@ -15,18 +15,23 @@ class Weights(PlacementConfig, frozen=True):
     """What the service's configuration says of placement, and the constants. Tests and simulations change them."""
 
     # A handoff from a prefill to a decode worker takes 2 ms, however short the prompt. Each token that the decode
-    # worker lacks adds its KV: 147 kB of an 8B model, 3 us at the 50 GB/s of NVLink or InfiniBand.
+    # worker lacks adds what is left of its KV's way when it is computed: between two H100 (NVLink) first tokens of an
+    # 8B model came 2.6 ms later at 1k tokens, at once at 8k and 24 ms later at 32k.
     ship_ms: Weight = 2.0
-    ship_token_ms: Weight = 0.003
+    ship_token_ms: Weight = 0.0007
     # What a token takes from host memory (50 GB/s) and from disk (2.5 GB/s) to the device, until a worker has measured
     # it; at most what computing it takes.
     host_token_ms: Weight = 0.003
     disk_token_ms: Weight = 0.06
     # So many of a worker's decode steps are added to a request's time. Higher spreads what decodes more evenly.
     decode_steps: Weight = 8.0
-    # A prompt that a decode worker beside prefill workers runs delays the tokens of the requests there. A ms of each of
-    # them costs so many ms of the prompt's own time. Higher keeps tokens even, lower brings first tokens sooner.
+    # Where there are prefill workers, a prompt delays the tokens of the requests beside it, of which cost.MOST_DELAYED
+    # count. A ms of each of them costs so many ms of the prompt's own time. Higher keeps tokens even, lower brings
+    # first tokens sooner.
     delay_weight: Weight = 0.25
+    # A prefill worker may keep an answer, as a mixed one does. The first one costs so many of its decode steps, because
+    # from then on its prompts have readers to wait for. Higher keeps tokens even, lower brings first tokens sooner.
+    keep_steps: Weight = 12.0
     # What a prompt that is not cached costs those who come later, in parts for a part: so many times the mean queue
     # (that of a faster worker counts for more), at most the worker's own queue and a quarter of the prompt, and three
     # times the shortest queue, at most the prompt. So a cached prefix is worth the more, the fuller the workers are.

@@ -26,7 +26,7 @@ from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 
 SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
-KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight")
+KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight", "keep_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,12 @@ class Explainer:
             message.reason, message.decode_worker = placement.reason, placement.decode[0]
             message.prefill_worker = placement.prefill[0] if placement.prefill else ""
             message.expected_ms = placement.ttft_ms
+        all_costs = weighing.costs()
         for weighed in (weighing.prefill, weighing.decode):
-            costs = weighed.costs()
+            costs, all_costs = all_costs[: len(weighed)], all_costs[len(weighed) :]
             odds = chances(costs, self.assigner.weights.temperature, weighed.due_ms)
+            if weighing.keeps and weighed is weighing.decode:
+                odds = [0.0] * len(odds)
             for one, chance in zip(costs, odds, strict=True):
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message

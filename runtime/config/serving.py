@@ -42,7 +42,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     # 0: the cheapest, at random among equals. Above: the higher, the more evenly spread.
     temperature: Weight = 0.0
-    # So many tokens of a prompt at most are computed by a decode worker beside prefill workers. 0: all prompts are
+    # Beside prefill workers so many tokens of a prompt at most are computed where its answer is. 0: all prompts are
     # shipped.
     local_prefill_tokens: Count = 2**31 - 1
 
@@ -129,7 +129,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #   + loading from lower tiers
     #   + what it costs others
     # Each worker's times follow from its own steps; until it has reported some, from `step_times`. A decode worker
-    # beside prefill workers runs a prompt itself or has it shipped, whichever costs less.
+    # beside prefill workers runs a prompt itself or has it shipped, or a prefill worker keeps the answer, whichever
+    # costs less.
     placement: PlacementConfig = PlacementConfig()
 
     def __post_init__(self) -> None:

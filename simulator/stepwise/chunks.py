@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.step_rule import prompt_ms, rank, tokens_within
 from simulator.compiled import decode_seconds, pairs_of, part
-from simulator.stepwise.state import COME, DECODES, NOBODY, PROMPTS, Fleet, State, Worker, take_out
+from simulator.stepwise.state import COME, NOBODY, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
 RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16
@@ -84,7 +84,7 @@ def fits(kind: int, tokens: int, fleet: Fleet, worker: Worker) -> bool:
 @part
 def _begins(request: int, fleet: Fleet, worker: Worker, state: State) -> bool:
     it = state.requests[request]
-    tokens = it.prompt + it.output if worker.kind == DECODES else it.prompt
+    tokens = it.prompt + it.output if it.decodes_on == it.runs_on else it.prompt
     if not fits(worker.kind, tokens, fleet, worker):
         return False
     worker.reserved += tokens

@@ -99,4 +99,5 @@ def fleet_of(layout: Layout, placement: Weights, targets: TargetsConfig = TARGET
         float(placement.delay_weight),
         float(placement.crowd_weight),
         placement.local_prefill_tokens,
+        float(placement.keep_steps),
     )

@@ -27,7 +27,6 @@ from simulator.stepwise.state import (
     COMING,
     DECODES,
     NOBODY,
-    PREFILLS,
     PROMPTS,
     ROOMLESS,
     STEP_END,
@@ -81,6 +80,7 @@ def _arrive(request: int, now_s: float, fleet: Fleet, state: State) -> None:
     decoder.charged += prompt
     note_load(p, fleet, state)
     if p != d:
+        new.first_s = fleet.ship_s + fleet.ship_token_s * uncached
         note_load(d, fleet, state)
         append(decoder, ROOMLESS, request, state)
         _wake(d, now_s, fleet, state)
@@ -212,7 +212,7 @@ def _compute(w: int, now_s: float, fleet: Fleet, state: State) -> None:
             place(w, request, fleet, state)
             if it.follower == after:  # it has kept its place
                 before = request
-        elif worker.kind == PREFILLS:
+        elif it.decodes_on != w:
             worker.reserved -= it.prompt
             worker.taken -= 1
             _ship(request, now_s, fleet, state)
@@ -226,7 +226,7 @@ def _compute(w: int, now_s: float, fleet: Fleet, state: State) -> None:
 @part
 def _ship(request: int, now_s: float, fleet: Fleet, state: State) -> None:
     it = state.requests[request]
-    it.first_s = now_s + fleet.ship_s + fleet.ship_token_s * it.prompt
+    it.first_s += now_s
     append(state.workers[it.decodes_on], COMING, request, state)
     _wake(it.decodes_on, it.first_s, fleet, state)
 

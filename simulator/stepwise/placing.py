@@ -20,7 +20,7 @@ a part of the prompt is cached.
 import math
 from typing import Any
 
-from router.placement.cost import LOWEST
+from router.placement.cost import LOWEST, MOST_DELAYED
 from simulator.compiled import decode_seconds, pairs_of, part, prefill_seconds
 from simulator.stepwise.state import DECODES, FAR, IDLE, LEAST, NEAR, NOBODY, PREFILLS, Fleet, State
 from simulator.stepwise.winner_tree import change
@@ -35,7 +35,7 @@ def note_load(w: int, fleet: Fleet, state: State) -> None:
     kind, trees = worker.kind, state.trees
     row, times = 4 * kind, fleet.times[kind]
     steps_s = 0.0
-    if kind == DECODES and worker.requests:
+    if worker.requests:
         active = max(0.0, worker.charged - worker.queue_tokens)
         steps_s = fleet.decode_steps * decode_seconds(times[3], times[4], times[5], worker.requests, active)
     if worker.free_s:
@@ -48,8 +48,7 @@ def note_load(w: int, fleet: Fleet, state: State) -> None:
         state.backlog[kind, 1] += 1
         change(row + IDLE, w, math.inf, trees)
         change(row + NEAR, w, free_s + steps_s, trees)
-        if kind == DECODES:
-            change(row + FAR, w, (1 + fleet.crowd_weight) * free_s + steps_s, trees)
+        change(row + FAR, w, (1 + fleet.crowd_weight) * free_s + steps_s, trees)
     else:
         worker.free_s = 0.0
         change(row + IDLE, w, steps_s, trees)
@@ -63,25 +62,24 @@ def note_load(w: int, fleet: Fleet, state: State) -> None:
 @part
 def placed(prompt: int, uncached: int, now_s: float, fleet: Fleet, state: State) -> Any:
     """(the worker that runs the prompt, the worker that decodes)."""
+    local, local_s, local_steps_s, _, _ = _cheapest(DECODES, prompt, uncached, now_s, fleet, state)
     if fleet.workers[PREFILLS] == 0:
-        d, _, _ = _cheapest(DECODES, prompt, uncached, 0.0, now_s, fleet, state)
-        return d, d
-    p, shipped_s, _ = _cheapest(PREFILLS, prompt, uncached, 0.0, now_s, fleet, state)
+        return local, local
+    p, shipped_s, steps_s, keeper, best_s = _cheapest(PREFILLS, prompt, uncached, now_s, fleet, state)
+    runs, decodes = keeper, keeper
     d = state.trees[4 * DECODES + LEAST, 0].worker
-    way_s = fleet.ship_s + fleet.ship_token_s * uncached
-    shipped_s += way_s
-    if uncached <= fleet.local_prefill_tokens:
-        local, alone_s, steps_s = _cheapest(DECODES, prompt, uncached, fleet.delay_weight, now_s, fleet, state)
-        if alone_s <= shipped_s and alone_s + steps_s <= shipped_s + state.workers[d].steps_s:
-            return local, local
-    return p, d
+    shipped_s += steps_s + fleet.ship_s + fleet.ship_token_s * uncached
+    if shipped_s + state.workers[d].steps_s < best_s:
+        runs, decodes, best_s = p, d, shipped_s + state.workers[d].steps_s
+    if uncached <= fleet.local_prefill_tokens and local_s <= shipped_s and local_s + local_steps_s <= best_s:
+        return local, local
+    return runs, decodes
 
 
 @part
-def _cheapest(
-    kind: int, prompt: int, uncached: int, delay_weight: float, now_s: float, fleet: Fleet, state: State
-) -> Any:
-    """(worker, what the prompt costs there, what its decode steps cost), of all that run prompts."""
+def _cheapest(kind: int, prompt: int, uncached: int, now_s: float, fleet: Fleet, state: State) -> Any:
+    """(worker, what the prompt costs there, what its decode steps cost), of all that run prompts; (worker, all that it
+    costs) where the one that runs the prompt decodes."""
     times, row = fleet.times[kind], 4 * kind
     pairs = pairs_of(prompt - uncached, uncached)
     computing_s = times[1] * uncached + times[2] * pairs
@@ -91,8 +89,11 @@ def _cheapest(
     mean_s = max(0.0, state.backlog[kind, 0] - state.backlog[kind, 1] * now_s) / fleet.workers[kind]
     first = 0 if kind == PREFILLS else fleet.workers[PREFILLS]
     lowest_s = LOWEST * (1 - 1 / fleet.workers[kind]) * min(_shortest_s(kind, first, now_s, fleet, state), whole_s)
-    scans = delay_weight > 0.0 and fleet.workers[kind] <= SCANNED
-    best, best_s, best_steps_s = NOBODY, math.inf, 0.0
+    delay_s = fleet.delay_weight * computing_s if fleet.workers[PREFILLS] else 0.0
+    first_answer_s = fleet.keep_steps * decode_seconds(times[3], times[4], times[5], 1, 0)
+    may_keep = uncached <= fleet.local_prefill_tokens
+    scans = fleet.workers[PREFILLS] > 0 and fleet.workers[kind] <= SCANNED
+    best, best_s, best_steps_s, keeper, kept_s = NOBODY, math.inf, 0.0, NOBODY, math.inf
     for number in range(fleet.workers[kind] if scans else FAR):
         w = first + number
         if not scans:
@@ -103,19 +104,24 @@ def _cheapest(
         worker = state.workers[w]
         wait_s = max(0.0, worker.free_s - now_s)
         cost_s = wait_s + own_s + crowd * (min(mean_s, wait_s + whole_s / 4) + lowest_s)
-        cost_s += computing_s * delay_weight * (worker.requests + 1)
-        if best == NOBODY or cost_s + worker.steps_s < best_s + best_steps_s:
+        cost_s += delay_s * min(MOST_DELAYED, worker.requests + (kind == DECODES))
+        whole_cost_s = cost_s + worker.steps_s
+        if best == NOBODY or whole_cost_s < best_s + best_steps_s:
             best, best_s, best_steps_s = w, cost_s, worker.steps_s
-    return best, best_s, best_steps_s
+        if worker.requests == 0:
+            whole_cost_s += first_answer_s
+        if may_keep and whole_cost_s < kept_s:
+            keeper, kept_s = w, whole_cost_s
+    return best, best_s, best_steps_s, keeper, kept_s
 
 
 @part
 def _shortest_s(kind: int, first: int, now_s: float, fleet: Fleet, state: State) -> Any:
-    """The shortest queue of one kind; beyond SCANNED decode workers, that of the one with the least wait and steps."""
+    """The shortest queue of one kind; beyond SCANNED workers, that of the one with the least wait and steps."""
     if fleet.workers[PREFILLS] == 0 or state.backlog[kind, 1] < fleet.workers[kind]:
         return 0.0
     free_s = state.workers[state.trees[4 * kind + NEAR, 0].worker].free_s
-    if kind == DECODES and fleet.workers[kind] <= SCANNED:
+    if fleet.workers[kind] <= SCANNED:
         for w in range(first, first + fleet.workers[kind]):
             free_s = min(free_s, state.workers[w].free_s)
     return max(0.0, free_s - now_s)

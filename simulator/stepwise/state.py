@@ -78,6 +78,7 @@ class Fleet(NamedTuple):
     delay_weight: float
     crowd_weight: float
     local_prefill_tokens: int
+    keep_steps: float
 
 
 class State(NamedTuple):

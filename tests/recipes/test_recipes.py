@@ -90,11 +90,11 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     row = '    Term("others", "+ others", "what it costs others", ""),\n'
     scratch.edit(cost, row, row + '    Term("toy", "+ toy", "of each request", "toy_ms"),\n')
     scratch.edit(cost, "HOST, DISK, OTHERS = range", "HOST, DISK, OTHERS, TOY = range")
-    scratch.edit(cost, "crowd_weight, itl_ms = knobs", "crowd_weight, itl_ms, toy_ms = knobs")
-    scratch.edit(cost, "UniTuple(float64, 8)", "UniTuple(float64, 9)")
+    scratch.edit(cost, "itl_ms, keep_steps = knobs", "itl_ms, keep_steps, toy_ms = knobs")
+    scratch.edit(cost, "UniTuple(float64, 9)", "UniTuple(float64, 10)")
     formula = "    total = 0.0\n"
     scratch.edit(cost, formula, "    costs[i, TOY] = toy_ms * requests\n" + formula)
-    passed = "        config.itl_ms,\n"
+    passed = "        config.keep_steps,\n"
     scratch.edit("router/placement/candidates.py", passed, passed + "        config.toy_ms,\n")
     key = "    decode_steps: Weight = 8.0"
     scratch.edit("router/placement/weights.py", key, "    toy_ms: Weight = 0.0\n" + key)

@@ -77,7 +77,7 @@ class SimulatedWorker:
         self.manager = BlockManager(num_blocks, BLOCK_SIZE)
         self.prompts: deque[tuple[Sequence, Callable[[], None]]] = deque()
         self.busy = False
-        self.running = 0
+        self.running = self.shipping = 0  # of these, prompts whose KV leaves
         self.busy_since_s = 0.0
         self.request_seconds = 0.0  # requests in flight, integrated
         self.placed = 0
@@ -97,6 +97,7 @@ class SimulatedWorker:
             self.manager.num_used,
             queued_prefill_tokens=sum(lengths),
             queued_prefill_pairs=sum(prefill_pairs(0, length) for length in lengths),
+            prompts=self.shipping,
         )
 
 
@@ -114,7 +115,7 @@ class SimulatedRouter:
         self.pool = WorkerPool(name, "model", BLOCK_SIZE, self.ledger)
         self.assigner = Assigner(self.pool, self, self.ledger, config, random.Random(seed), self.expected, PrefixHits())
         for worker in simulation.workers.values():
-            link = cast(WorkerLink, SimpleNamespace(connected=True, failed=False, worker=worker.key))
+            link = cast(WorkerLink, SimpleNamespace(connected=True, worker=worker.key))
             self.pool.workers[worker.key[0]] = PooledWorker(_record(worker), link, misfit="")
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
@@ -196,6 +197,7 @@ class Simulation:
         if prefill is None:
             self._prefill(decode, sequence, lambda: self._decode(router, assignment, job, decode, sequence))
         else:
+            prefill.shipping += 1
             self._prefill(prefill, sequence, lambda: self._hand_over(router, assignment, job, prefill, sequence))
 
     def _prefill(self, worker: SimulatedWorker, sequence: Sequence, then: Callable[[], None]) -> None:
@@ -230,6 +232,7 @@ class Simulation:
         job.cached_tokens = sequence.num_cached_tokens
         prefill.manager.free(sequence)
         prefill.count(self.now, -1)
+        prefill.shipping -= 1
         decode = self.workers[assignment.placement.decode[0]]
         received = Sequence(job.name, list(job.tokens), len(job.tokens), SAMPLING)
         if decode.manager.allocate(received):

@@ -210,7 +210,8 @@ def test_while_the_prefill_worker_falls_behind_decode_workers_run_some_prompts_t
         firsts = sorted(job.first_token_s for job in simulation.finished)
         return firsts[200], firsts[395], simulation.placements()
 
-    alone, helped, full = waits({"local_prefill_tokens": 0}), waits({}), waits({"prefill_queue_tokens": 16384})
+    alone, helped = waits({"local_prefill_tokens": 0}), waits({})
+    full = waits({"prefill_queue_tokens": 16384, "keep_steps": 1_000_000})
     assert set(alone[2]) == {SHIPPED}
     assert 40 < helped[2][SHORT] < 200
     assert 8 < full[2][FULL] < 100

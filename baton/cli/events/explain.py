@@ -111,10 +111,12 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
     amounts = (f"{weights[term.key]:g} * {term.amount}" if term.key else term.amount for term in rules.terms)
     yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"
     yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
+    yield f"kept by a prefill worker without answers: also {weights['keep_steps']:g} * its decode step"
     yield (
         f"others: {weights['crowd_weight']:g} * uncached share * (min(mean queue, queued + prompt / 4)"
         " + 3 * (1 - 1 / workers) * min(shortest queue, prompt)) + 0.5 * uncached * min(8, blocks in use / unused); "
-        f"on a decode worker beside prefill workers also {weights['delay_weight']:g} * own computing * (requests + 1)"
+        f"where there are prefill workers also {weights['delay_weight']:g} * own computing * min(8, requests), "
+        "one more on a decode worker"
     )
 
 
@@ -137,7 +139,9 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
     else:
         yield f"decode on {decision.decode_worker}, which runs the prompt itself ({reason})"
     for candidate in decision.candidates:
-        if candidate.chosen and candidate.role == "decode":
+        if (
+            candidate.chosen and candidate.role == "decode"
+        ):  # a prefill worker that keeps the answer has its reason above
             yield _disaggregation(candidate, decision, rules)
     if decision.expected_ms:
         took = f", which took {decision.took_ms:.1f} ms" if decision.took_ms else ""

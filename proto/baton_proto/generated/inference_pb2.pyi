@@ -40,6 +40,7 @@ class PlacementReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLACEMENT_REASON_WAITS_FOR_DECODE_ROOM: _ClassVar[PlacementReason]
     PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM: _ClassVar[PlacementReason]
     PLACEMENT_REASON_TOO_LATE: _ClassVar[PlacementReason]
+    PLACEMENT_REASON_KEPT: _ClassVar[PlacementReason]
 
 class LeftOutReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -79,6 +80,7 @@ PLACEMENT_REASON_WAITS_FOR_DECODE: PlacementReason
 PLACEMENT_REASON_WAITS_FOR_DECODE_ROOM: PlacementReason
 PLACEMENT_REASON_WAITS_FOR_PREFILL_ROOM: PlacementReason
 PLACEMENT_REASON_TOO_LATE: PlacementReason
+PLACEMENT_REASON_KEPT: PlacementReason
 LEFT_OUT_REASON_UNSPECIFIED: LeftOutReason
 LEFT_OUT_REASON_MISFIT: LeftOutReason
 LEFT_OUT_REASON_NOT_READY: LeftOutReason

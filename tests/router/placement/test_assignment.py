@@ -167,3 +167,23 @@ async def test_blocks_below_the_device_count_as_taken_when_a_prompt_goes_on_behi
         assignment.release()
         held = (len(hashes) - 1) - (len(hashes) - 10)  # the last block counts as lowered, although it is computed
         assert router.ledger.columns((key,))[0, 6] == pytest.approx(FREEING_S * 1e6 / (len(hashes) - held), rel=0.1)
+
+
+@pytest.mark.parametrize(("longest", "decodes"), [(1000, "p0"), (999, "d0")])
+async def test_a_prefill_worker_keeps_an_answer_that_fits_it_as_a_whole_and_is_charged_for_it_alone(
+    tokenizer: Tokenizer, longest: int, decodes: str
+) -> None:
+    """The decode worker has 300 requests. Of a prompt that is shipped, the rest need not fit."""
+    prefill = ScriptedWorker("p0", role="prefill")
+    prefill.max_model_len = longest
+    async with routing(tokenizer, ScriptedWorker("d0"), prefill) as router:
+        router.ledger.report(("d0", 1), WorkerLoad(running=300))
+        router.ledger.report(("p0", 1), WorkerLoad(running=3, prompts=3))
+        config = replace(CONFIG, max_running_per_worker=999, placement=Weights())
+        assigner = Assigner(router.pool, Holdings({}), router.ledger, config, random.Random(0))
+        assignment = assigner.assign("r", Request(NUM_TOKENS, 16), 1000, np.arange(40, dtype=np.uint64))
+        assert assignment is not None
+        assert assignment.link.worker == (decodes, 1)
+        assert (assignment.placement.reason == cost.KEEPS) == (decodes == "p0") == (assignment.prefill is None)
+        assert router.ledger.view(("p0", 1)).requests == (decodes == "p0")
+        assignment.release()

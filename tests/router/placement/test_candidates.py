@@ -73,9 +73,9 @@ def test_a_candidates_cost_comes_with_the_facts_behind_it() -> None:
     assert (len(barred.terms), barred.total) == (cost.NUM_TERMS, pytest.approx(sum(barred.terms)))
 
 
-def test_a_prefill_workers_active_blocks_are_told_as_0_and_it_runs_the_prompt() -> None:
+def test_a_prefill_worker_runs_the_prompt() -> None:
     (only,) = weighed("prefill", [(5, 1, 300, 40, 9)], Request(1000, 16)).costs()
-    assert (only.role, only.active_blocks, only.runs_prompt, only.reason) == ("prefill", 0, True, cost.ALONE)
+    assert (only.role, only.active_blocks, only.runs_prompt, only.reason) == ("prefill", 40, True, cost.ALONE)
 
 
 def test_each_candidate_tells_which_of_its_own_blocks_lie_in_host_memory_and_on_disk() -> None:

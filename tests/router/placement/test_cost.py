@@ -138,9 +138,8 @@ def test_nobody_is_chosen_of_nobody_and_of_those_that_are_all_barred() -> None:
     barred = thrown(0.5, [1, 2], CONFIG, frozenset([0, 1]))
     assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [cost.EXCLUDED] * 2)
     assert [one.terms[cost.OTHERS] for one in barred.costs()] == [0.0, 0.0]
-    for limits, reason in (({"max_requests": 0}, cost.NO_ROOM), ({"max_queued_tokens": 0}, cost.QUEUE_FULL)):
-        barred = thrown(0.5, [1, 2], CONFIG, **limits)
-        assert (barred.chosen, [one.barred for one in barred.costs()]) == (-1, [reason] * 2)
+    full = thrown(0.5, [1, 2], CONFIG, max_requests=0)
+    assert (full.chosen, [one.barred for one in full.costs()]) == (-1, [cost.NO_ROOM] * 2)
 
 
 def restored(
@@ -163,10 +162,10 @@ def lower_terms(only: Weighed) -> tuple[float, float]:
 
 
 def test_restoring_costs_its_time_but_at_most_that_of_computing_or_receiving() -> None:
-    slow = {"host_token_ms": 0.003, "disk_token_ms": 0.06}
+    slow = {"host_token_ms": 0.003, "disk_token_ms": 0.06, "ship_token_ms": 0.003}
     computed = 160 * 0.02 + 1.2e-6 * (800**2 - 640**2) / 2
     assert lower_terms(restored(50, 20, 10, **slow)) == pytest.approx((320 * 0.003, computed))
-    received = 160 * CONFIG.ship_token_ms
+    received = 160 * 0.003
     assert lower_terms(restored(50, 20, 10, "decode", **slow)) == pytest.approx((320 * 0.003, received))
     assert lower_terms(restored(50, 0, 0, **slow)) == (0.0, 0.0)
 
@@ -228,12 +227,13 @@ def test_others_wait_for_a_prompt_of_a_fraction_of_a_ms_and_not_for_one_whose_to
 
 def test_when_nobody_is_in_time_the_soonest_is_chosen_and_not_the_cheapest() -> None:
     """The prompt is computed in 20.6 ms: at once beside 30 requests, or behind a queue of 6 ms."""
-    full, cheapest, soonest = [[0, 9999], [0, 1], [30, 0]]
-    load = np.array([[*row, 0, 0, 0, 9999, 0, 0, 0] for row in (full, cheapest, soonest)], dtype=np.int64)
+    excluded, cheapest, soonest = [[0, 0], [0, 1], [30, 0]]
+    load = np.array([[*row, 0, 0, 0, 9999, 0, 0, 0] for row in (excluded, cheapest, soonest)], dtype=np.int64)
+    request = Request(1000, 16, frozenset([("0", 1)]))
     times = np.array([msgspec.structs.astuple(StepTimes(decode_floor_ms=2.0, decode_sequence_ms=0.0))] * 3)
     workers = Candidates(tuple((name, 1) for name in "012"), np.zeros(3, dtype=np.int32), load, times)
     for due_ms, chosen in ((0.0, 2), (23.6, 2), (1e3, 1)):
-        of = Weighed("decode", REQUEST, workers, CONFIG, Dice(0.0), alone=True, due_ms=due_ms, max_queued_tokens=5000)
+        of = Weighed("decode", request, workers, CONFIG, Dice(0.0), alone=True, due_ms=due_ms)
         assert of.chosen == chosen
 
 

@@ -103,7 +103,8 @@ def test_a_cheap_prefill_worker_is_passed_where_the_decode_workers_part_of_the_w
     config = Weights(local_prefill_tokens=0)
     ttft_ms = {}
     for due_ms in (1e9, 1.0):
-        placement = weigh(Request(6400, 16), decode, prefill, config, random.Random(1), due_ms=due_ms).placement()
+        weighing = weigh(Request(6400, 16), decode, prefill, config, random.Random(1), due_ms=due_ms)
+        placement = weighing.placement()
         assert placement is not None
         ttft_ms[placement.prefill] = placement.ttft_ms
     cheap_ms, soonest_ms = ttft_ms["dear", 1], ttft_ms["soon", 1]

@@ -88,9 +88,9 @@ def test_the_form_that_is_in_time_is_taken_although_another_one_costs_less() -> 
 async def test_each_form_is_weighed_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     weighed = []
 
-    def count(request: Request, *others: Any) -> Weighing:
+    def count(request: Request, *others: Any, **named: Any) -> Weighing:
         weighed.append(request.excluded)
-        return placement.weigh(request, *others)
+        return placement.weigh(request, *others, **named)
 
     monkeypatch.setattr(assignment, "weigh", count)
     workers = [worker(f"{role}-{form}", form) for role in ("p", "d") for form in ("old", "new")]

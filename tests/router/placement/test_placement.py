@@ -17,6 +17,8 @@ from router.placement.cost import (
     FREE,
     FULL,
     FULLEST,
+    KEEPS,
+    MOST_DELAYED,
     NO_ROOM,
     NOBODY_SHIPS,
     OTHERS,
@@ -64,6 +66,7 @@ configs = st.builds(
     ship_ms=st.sampled_from([0.0, 2.0]),
     ship_token_ms=st.sampled_from([0.0, 0.003, 0.1]),
     delay_weight=st.sampled_from([0.0, 0.25, 1.0]),
+    keep_steps=st.sampled_from([0.0, 12.0, 100.0]),
     crowd_weight=st.sampled_from([0.0, 1.5, 4.0]),
     local_prefill_tokens=st.sampled_from([0, 32, 2**31 - 1]),
     prefill_queue_tokens=st.sampled_from([1, 1000, 16384]),
@@ -128,9 +131,23 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
         unused = max(1, c.room[0] - c.queued_prefill_tokens / BLOCK_SIZE)
         return EVICTED * min(FULLEST, c.room[2] / unused) * (token_ms * uncached(c) + pair_ms * pairs(c))
 
+    def straight(c: Candidate) -> float:
+        return c.times.prefill_token_ms * uncached(c) + c.times.prefill_pair_ms * pairs(c)
+
+    def first_answer(p: Candidate) -> float:
+        return 0.0 if p.requests else config.keep_steps * p.times.decode_ms(1, 0)
+
     alive = [p for p in prefill if p.worker[0] not in excluded]
     takers = [p for p in alive if p.queued_prefill_tokens < config.prefill_queue_tokens]
-    ways = {p.worker[0]: sum(run(p, prefill, takers)) + evicted(p, prefill) for p in takers}
+    ways = {
+        p.worker[0]: sum(run(p, prefill, takers))
+        + evicted(p, prefill)
+        + config.delay_weight * straight(p) * min(MOST_DELAYED, p.requests)
+        + config.decode_steps * steps(p)
+        for p in takers
+    }
+    may_keep = [p for p in takers if uncached(p) <= config.local_prefill_tokens]
+    kept = {p.worker[0]: ways[p.worker[0]] + first_answer(p) for p in may_keep}
     shipper = min(ways.values(), default=None)
     costs: dict[str, float] = {}
     local: set[str] = set()
@@ -142,8 +159,7 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
             local.add(d.worker[0])
             costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
             continue
-        straight = d.times.prefill_token_ms * uncached(d) + d.times.prefill_pair_ms * pairs(d)
-        here += config.delay_weight * straight * (d.requests + 1)
+        here += config.delay_weight * straight(d) * min(MOST_DELAYED, d.requests + 1)
         may = uncached(d) <= config.local_prefill_tokens
         there = room(d) + shipper + config.ship_ms + config.ship_token_ms * uncached(d) if shipper is not None else None
         if may and (here <= there if there is not None else d.queued_prefill_tokens == 0):
@@ -151,18 +167,19 @@ def test_the_choice_is_the_cheapest_that_is_allowed(
             costs[d.worker[0]] = here + config.decode_steps * steps(d) + evicted(d, decode)
         elif there is not None:
             costs[d.worker[0]] = there + config.decode_steps * steps(d) + evicted(d, decode)
-    if not costs:
+    if not costs and not kept:
         assert placement is None
         return
     assert placement is not None
     chosen = placement.decode[0]
-    assert costs[chosen] == pytest.approx(min(costs.values()))
-    assert (placement.prefill is None) == (chosen in local)
+    assert (costs | kept)[chosen] == pytest.approx(min((costs | kept).values()))
+    assert (placement.reason == KEEPS) == (chosen in kept)
+    assert (placement.prefill is None) == (chosen in local or chosen in kept)
     if placement.prefill is not None:
         assert shipper is not None
         assert ways[placement.prefill[0]] == pytest.approx(shipper)
-    told = {cost.worker[0]: cost.total for cost in placement.costs if cost.role == "decode" and not cost.barred}
-    assert told == pytest.approx(costs)
+    told = {cost.worker[0]: cost.total for cost in placement.costs if not cost.barred}
+    assert told == pytest.approx(costs | (kept if chosen in kept else ways))
     assert all(cost.total == pytest.approx(sum(cost.terms), abs=1e-6) for cost in placement.costs)
     assert len(placement.costs) == len(decode) + len(prefill)
 
@@ -303,9 +320,9 @@ def test_equal_workers_share_at_random() -> None:
     [
         (32, 0, 0, 0, SHORT),
         (32, 0, 0, 8, SHORT),
-        (32, 0, 0, 40, BUSY),
-        (900, 0, 0, 0, SHORT),
-        (1500, 0, 0, 0, BUSY),
+        (32, 0, 0, 40, SHORT),
+        (400, 0, 0, 0, SHORT),
+        (900, 0, 0, 0, BUSY),
         (900, 0, 0, 4, BUSY),
         (900, 50, 0, 4, SHORT),
         (900, 0, 1000, 0, SHIPPED),
@@ -346,6 +363,28 @@ def test_a_long_prompt_waits_for_a_prefill_worker_where_decode_workers_may_not_r
     assert place(request(5000), [candidate("d")], full, config, random.Random()) is None
     short = place(request(20), [candidate("d")], full, config, random.Random())
     assert (short is not None) == (config.local_prefill_tokens > 0)
+
+
+def test_a_prefill_worker_keeps_an_answer_where_that_spares_longer_steps_and_one_with_readers_sooner_keeps_more() -> (
+    None
+):
+    """Steps take 10 ms and 0.02 for each request: 12 of the prefill worker's are as long as 8 beside 245 requests."""
+    kept = []
+    for answers in (0, 1):
+        for requests in (40, 300):
+            decode, prefill = [candidate("d", requests=requests)], [candidate("p", requests=answers)]
+            placement = placed(request(5000), decode, prefill)
+            kept.append((placement.decode[0], placement.prefill, placement.reason) == ("p", None, KEEPS))
+    assert kept == [False, True, True, True]
+
+
+def test_answers_are_kept_while_decode_workers_are_full_up_to_the_same_limit_and_where_they_fit() -> None:
+    decode = [candidate("d", requests=8)]
+    for answers, decodes in ((0, "p"), (7, "p"), (8, None)):
+        prefill = [candidate("p", requests=answers)]
+        placement = place(request(640), decode, prefill, CONFIG, random.Random(), max_running=8)
+        assert (placement and placement.decode[0]) == decodes
+        assert place(request(640), decode, prefill, CONFIG, random.Random(), max_running=8, may_keep=False) is None
 
 
 def test_a_shared_prefix_does_not_draw_all_requests_to_one_worker() -> None:

@@ -121,7 +121,7 @@ async def test_terms_add_up_to_the_cost(tokenizer: Tokenizer) -> None:
         assert (d0.runs_prompt, d0.uncached_tokens, term(d0, "decode")) == (True, 72, 8 * 6.0)
         assert term(d0, "computed") == pytest.approx(72 * 0.1 + 0.001 * (200**2 - 128**2) / 2)
         assert (d1.runs_prompt, d1.uncached_tokens, term(d1, "computed")) == (False, 104, 0.0)
-        assert term(d1, "shipped") == pytest.approx(p0.ttft_ms + 2.0 + 104 * 0.003)
+        assert term(d1, "shipped") == pytest.approx(p0.ttft_ms + 2.0 + 104 * 0.0007)
 
 
 async def test_asking_about_a_prompt_says_what_would_come_and_charges_nothing(tokenizer: Tokenizer) -> None:

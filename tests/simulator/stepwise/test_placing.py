@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from router.placement.candidates import NO_CANDIDATES, Candidates, Request
+from router.placement.cost import KEPT
 from router.placement.placement import Weighing, weigh
 from router.placement.weights import Weights
 from router.workers.account import NO_LIMIT
@@ -13,7 +14,7 @@ from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import Requests
 from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of
 from simulator.stepwise.placing import note_load, placed
-from simulator.stepwise.state import DECODES, Fleet, State, new_state
+from simulator.stepwise.state import DECODES, PREFILLS, Fleet, State, new_state
 
 BLOCK = 16
 KIND = WorkerKind(StepTimes())
@@ -30,7 +31,7 @@ def random_state(layout: Layout, dice: random.Random, busy: float) -> tuple[Flee
             worker["queue_tokens"] = dice.randrange(1, 20) * BLOCK * 10
             worker["queue_pairs"] = int(token_pairs(0, int(worker["queue_tokens"])))
             worker["queue_s"] = NOW_US / 1e6 - dice.randrange(1000) / 1e6
-        if worker["kind"] == DECODES and (worker["queue_tokens"] or dice.random() < 0.8):
+        if dice.random() < (0.3 if worker["kind"] == PREFILLS else 1.0 if worker["queue_tokens"] else 0.8):
             worker["requests"] = dice.randrange(1, 60)
             worker["charged"] = worker["queue_tokens"] + dice.randrange(2000) * BLOCK
         note_load(w, fleet, state)
@@ -79,7 +80,8 @@ def test_prefill_and_decode_workers_are_chosen_as_the_router_chooses(workers: tu
         theirs = weighed(tokens, state)
         runs, decodes = placed(tokens, tokens, NOW_US / 1e6, fleet, state)
         costs, shippers = theirs.decode.costs(), theirs.prefill.costs()
-        assert costs[decodes - prefill].total == pytest.approx(min(cost.total for cost in costs), rel=1e-6)
-        assert costs[decodes - prefill].runs_prompt == (runs == decodes)
+        each = theirs.prefill.costs(KEPT) + costs
+        assert each[decodes].total == pytest.approx(min(cost.total for cost in each), rel=1e-6)
+        assert each[decodes].runs_prompt == (runs == decodes)
         if runs != decodes:
             assert shippers[runs].total == pytest.approx(min(cost.total for cost in shippers), rel=1e-6)
