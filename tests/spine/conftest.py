@@ -8,6 +8,7 @@ import pytest
 QUICK = {
     "test_bad_input",
     "test_disconnects",
+    "test_kept_answers",
     "test_lost_workers",
     "test_mock_workers",
     "test_protocols",
