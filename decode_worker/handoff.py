@@ -54,6 +54,8 @@ class Handoffs(Peers):
         self._fail = fail
         self._on_outputs = on_outputs
         self._engine = kv.engine
+        self._repeats_first = kv.repeats_first
+        self._eos_token_ids = runtime.assembly.files.eos_token_ids
         config = runtime.config
         identity = runtime.assembly.identity(runtime.worker_id, runtime.incarnation)
         self._other_slabs = kv.other_slabs()
@@ -232,10 +234,21 @@ class Handoffs(Peers):
         request.timeline = _timeline(request, event, first)
         request.prompt_logprobs = first.prompt_logprobs
         self._runtime.metrics.received(event.transport, event.kv_bytes)
+        is_told = self._is_plain(request, first.token_id)
+        if is_told:  # a client waits for it, and a step may take long
+            logprobs = [] if first.logprobs is None else [first.logprobs]
+            self._on_outputs([SequenceOutput(request.sequence, [first.token_id], logprobs)])
         self._bridge.post(
             lambda _: self._admit(request, first),
-            lambda output: self._on_outputs([output] if output else []),
+            lambda output: self._on_outputs([output] if output and not is_told else []),
         )
+
+    def _is_plain(self, request: Request, token_id: int) -> bool:
+        """Whether the engine will say of the first token no more than that it is there."""
+        sequence, sampling = request.sequence, request.submit.sampling
+        may_end = token_id in self._eos_token_ids or token_id in sampling.stop_token_ids
+        is_last = sequence.num_output_tokens + 1 >= sampling.max_tokens
+        return self._repeats_first and sequence.matcher is None and not may_end and not is_last
 
     def _admit(self, request: Request, first: FirstToken) -> SequenceOutput | None:
         """Engine thread. None: the engine draws the first token itself."""

@@ -1,9 +1,9 @@
 """One run of a trace through a policy and simulated workers: discrete events, no waiting.
 
 Radix tree and load ledger are the router's own. It knows each worker's mean step times, as if it had been up for a
-while. Events reach the tree when their step ends. A prompt goes to its prefill worker when the decode worker has blocks
-for its KV. What a prefill worker has computed reaches the decode worker after the time that a link of 50 GB/s takes for
-what was not there when its blocks were reserved.
+while. Events reach the tree when their step ends. A prompt goes to its prefill worker when, between two steps, the
+decode worker has blocks for its KV. What a prefill worker has computed reaches the decode worker after the time that
+the router expects for what was not there when its blocks were reserved; the first token comes with it.
 """
 
 import heapq
@@ -19,15 +19,17 @@ from msgspec import structs
 from baton_proto.kv_events import KvEvent, Stored
 from benchmarks.quality.policies import MakePolicy, Question
 from benchmarks.quality.trace import TraceRequest
-from benchmarks.quality.worker import SHIP_TOKEN_MS, Job, SimulatedEngine, SimulatedWorker, new_job
+from benchmarks.quality.worker import Job, SimulatedEngine, SimulatedWorker, new_job
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import candidates
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
+from router.placement.weights import Weights
 from router.workers.load import Charge, LoadLedger
 from runtime.discovery.worker_key import WorkerKey
 
 EXPECTED_S = 30.0  # as in PlacementConfig
+SHIP_TOKEN_MS = Weights().ship_token_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,12 @@ class Run:
             self._submit(decode, job, now_s)
         else:
             job.decode, job.prefill, job.shipped = decode, prefill, True
-            self.workers[decode].reserve(job)
-            self._order_prompts(decode, now_s)
+            worker = self.workers[decode]
+            worker.reserve(job, now_s)
+            if worker.step is None:
+                self._order_prompts(decode, now_s)
+            else:
+                self._push(worker.step.end_s, decode)
 
     def until(self, end_s: float) -> None:
         while self._coming and self._coming[0][0] <= end_s:
@@ -170,6 +176,8 @@ class Run:
             worker = self.workers[key]
             self.router.now_s = now_s
             if job is not None:
+                job.first_token_s = now_s
+                self._first_token(job)
                 self._submit(key, job, now_s)
             elif worker.step is not None and worker.step.end_s == now_s:
                 self._end_step(key, worker, now_s)
@@ -201,14 +209,17 @@ class Run:
             missing = job.request.prompt_tokens - job.sequence.num_cached_tokens
             self._push(now_s + missing * SHIP_TOKEN_MS / 1e3, job.decode, job)
         for job in ended.first_tokens:
-            self.note(job)
-            self.router.first_token(job.request)
-            job.charge.prefill_done()
+            self._first_token(job)
             job.charge.grow(job.sequence.num_tokens)
         for job in ended.finished:
             job.charge.release()
         self._order_prompts(key, now_s)
         self.router.ledger.report(key, worker.load())
+
+    def _first_token(self, job: Job) -> None:
+        self.note(job)
+        self.router.first_token(job.request)
+        job.charge.prefill_done()
 
     def note(self, job: Job) -> None:
         outcome = self.outcome

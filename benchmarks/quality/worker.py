@@ -32,7 +32,6 @@ TOO_SMALL = "the pool is too small for a single request"
 MAX_BATCH_TOKENS = 8192
 RESTORE_TOKEN_MS = 147_456 / 50e9 * 1e3
 """A token's KV of an 8B model over a link of 50 GB/s."""
-SHIP_TOKEN_MS = RESTORE_TOKEN_MS
 
 
 class Slots:
@@ -136,12 +135,12 @@ class SimulatedWorker:
             self._arrived.append(job)
         else:
             self.scheduler.add(job.sequence)
-        if self.step is not None and not self.step.batch.prefill:
-            self._shorten(self.step, now_s)
+        self._interrupt(now_s)
 
-    def reserve(self, job: Job) -> None:
+    def reserve(self, job: Job, now_s: float) -> None:
         """Asks for blocks for KV that a prefill worker will ship."""
         self._unreserved.append(job)
+        self._interrupt(now_s)
 
     def reserved(self) -> list[Job]:
         """The sequences that have been given blocks by now, in order."""
@@ -213,7 +212,7 @@ class SimulatedWorker:
         )
 
     def _land(self) -> bool:
-        """Takes in what has arrived from prefill workers. Its first token comes with the next step."""
+        """Takes in what has arrived from prefill workers. The next step stands for drawing the first token there."""
         landed = bool(self._arrived)
         for job in self._arrived:
             job.sequence.num_computed_tokens = job.request.prompt_tokens - 1
@@ -252,8 +251,11 @@ class SimulatedWorker:
         if len(self.scheduler.running) * ((count + 1) // self.blocks.block_size + 1) <= self.blocks.num_available:
             step.count = count
 
-    def _shorten(self, step: Step, now_s: float) -> None:
+    def _interrupt(self, now_s: float) -> None:
         """Ends a run of decode steps at the first end of a single step at or after `now_s`."""
+        step = self.step
+        if step is None or step.batch.prefill:
+            return
         low, high = 1, step.count
         while low < high:
             step.count = (low + high) // 2

@@ -233,14 +233,15 @@ def _ship(request: int, now_s: float, fleet: Fleet, state: State) -> None:
 
 @part
 def _land(w: int, now_s: float, state: State) -> float:
-    """Takes in the KV that has come, between two steps; returns when the next comes."""
+    """Takes in the KV that has come, between two steps, with a first token that left at once; returns when the next
+    comes."""
     worker, next_s, before, request = state.workers[w], math.inf, NOBODY, state.workers[w].first[COMING]
     while request != NOBODY:
         it = state.requests[request]
         after = it.follower
         if it.first_s <= now_s:
             take_out(worker, COMING, request, before, state)
-            _first_token(w, request, now_s, state)
+            _first_token(w, request, it.first_s, state)
         else:
             next_s = min(next_s, it.first_s)
             before = request

@@ -8,6 +8,7 @@ import pytest
 
 from baton_proto.worker import PrefillTarget
 from runtime.config.serving import ServingConfig, TransferConfig
+from runtime.config.step_times import StepTimes
 from tests.worker.router_client import RouterClient
 from tests.worker.worker_process import WorkerProcess, prompt, start_worker
 
@@ -67,6 +68,20 @@ async def test_a_prefill_worker_keeps_answers_beside_the_prompts_that_it_ships(
         alone = [(await (await router.submit(tokens, max_tokens=30)).end()).token_ids for tokens in prompts]
     assert answers == alone + alone
     await asyncio.gather(decode.until_idle(), prefill_shm.until_idle())
+
+
+async def test_a_first_token_leaves_when_its_kv_is_there_however_long_the_step_beside_it_is(
+    config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
+) -> None:
+    slow = msgspec.structs.replace(config, model="mock", step_times=StepTimes(decode_floor_ms=1500.0))
+    decode, prefill = [await start_worker(role, f"{role}-slow", slow, folder) for role in ("decode", "prefill")]
+    mortal += [decode, prefill]
+    async with RouterClient(decode) as router:
+        await (await router.submit(prompt(20, seed=1), max_tokens=9)).tokens(1)
+        shipped = await (await router.submit(prompt(20, seed=2), prefill=prefill.target, max_tokens=2)).end()
+        deltas = [delta for message in router.messages for delta in message.deltas]
+    (told,) = [delta.timeline for delta in deltas if delta.request_id == shipped.request_id and delta.timeline]
+    assert told.first_us - told.arrived_us < 500_000
 
 
 async def test_a_cached_prefix_is_neither_computed_nor_shipped_again(

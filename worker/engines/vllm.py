@@ -46,7 +46,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
     engine: VllmEngine
     if vllm.link is not None and vllm.slab is not None:
         engine = sharing = SharingEngine(vllm.llm, cache, files.eos_token_ids, vllm.link)
-        kv = SharedKv(sharing, vllm.slab, functools.partial(Sender, vllm.slab), form=vllm.form)
+        kv = SharedKv(sharing, vllm.slab, functools.partial(Sender, vllm.slab), repeats_first=False, form=vllm.form)
     else:
         engine = VllmEngine(vllm.llm, cache, files.eos_token_ids)
     memory = VllmMemory(vllm.llm, cache, weights_fingerprint(files), on_cpu=current_platform.is_cpu())
