@@ -161,13 +161,12 @@ class WorkerLink:
         """Fails all requests, because the next stream knows none of them."""
         inboxes, self._inboxes = list(self._inboxes.values()), {}
         self._pace.num_requests -= sum(inbox.has_begun for inbox in inboxes)
-        was_connected, changed = self.connected, self.connected or not self.failed
+        was_connected = self.connected
         self._stream, self.failed = None, True
         if was_connected:
             in_order = not inboxes and (self._closing or reason == ENDED)
             report = log.info if in_order else log.warning
             report("worker disconnected", worker=self.worker[0], reason=reason, requests=len(inboxes))
-        if changed:
             self._on_change()
         for inbox in inboxes:
             inbox.fail(WorkerLostError(self.worker[0], reason))

@@ -14,11 +14,7 @@ class Role(StepHandler, Protocol):
 
     name: str  # "prefill" | "decode"
     peers: Peers
-
-    @property
-    def in_flight(self) -> InFlight[Any, Any]:
-        """Requests, and prompts of peers."""
-        ...
+    in_flight: InFlight[Any, Any]  # requests, and prompts of peers
 
     def step_done(self, output: StepOutput) -> None:
         """Engine thread: after each engine step, before the event loop hears of it."""
