@@ -88,9 +88,9 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_buffered_bytes: Positive = 256 * 1024 * 1024
     # HTTP connections that are open at once, and gRPC connections likewise; fewer where this process may not have as
     # many open files (ulimit -Hn), of which workers and NATS keep a part. Who comes then takes the place of a
-    # connection that has shown no key, else of one that rests; where all are in use, HTTP answers 503 with retry-after,
-    # over TLS with a closed connection. Each can fill 128 KiB with what max_buffered_bytes does not count: 64 KiB of
-    # head and 64 KiB of body.
+    # connection that has shown no key, else of one that rests, for a quarter of a second; where there is none, HTTP
+    # answers 503 with retry-after, over TLS with a closed connection. Each can fill 128 KiB with what
+    # max_buffered_bytes does not count: 64 KiB of head and 64 KiB of body.
     max_http_connections: Positive = 4096
     # Highest priority that a request may have; max_priority= in the line of a caller's key goes before it.
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0

@@ -15,7 +15,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.api.http.connection import HEAD_TIMEOUT_S, PATIENCE_S, Connection
+from router.api.http.connection import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, PATIENCE_S, Connection
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.http.json_response import encode_json
 from runtime.sparing import Sparing
@@ -29,6 +29,7 @@ RETRY_ACCEPT_S = 0.5
 AT_ONCE = (
     128  # connections that are accepted in one turn: those that are closed for them have their files until the next
 )
+SPEAKS_WITHIN_S = 0.25  # a client that has just connected: no other one takes its place sooner
 ROOM = 32  # a 32nd part of the connections is closed at once
 SEND_BUFFER_BYTES = 128 * 1024  # that the kernel holds for a client that does not read; by itself it takes 4 MB
 TURNED_AWAY = (
@@ -140,12 +141,12 @@ class _Acceptor:
                 return
             except OSError as error:  # as a rule no file descriptors are left
                 spare(log.error, "cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
-                self._make_room(resting_s=PATIENCE_S)
+                self._make_room(PATIENCE_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
             connection.setblocking(False)
-            if len(self._open) >= self._max_connections and not self._make_room():
+            if len(self._open) >= self._max_connections and not self._make_room(SPEAKS_WITHIN_S):
                 self._turn_away(connection)
                 continue
             protocol = self._make_protocol(partial(self._open.pop, connection, None))
@@ -166,12 +167,16 @@ class _Acceptor:
             connection.close()
             self._open.pop(connection, None)
 
-    def _make_room(self, resting_s: float = 0.0) -> bool:
+    def _make_room(self, resting_s: float) -> bool:
         """Closes several at once, because it looks at all of them, but none that has come, or begun or ended a request,
-        in the last `resting_s`."""
+        in the last `resting_s`, and none that has spoken and was not heard yet."""
         until_s = time.monotonic() - resting_s
         found = ((protocol.worth(), connection) for connection, protocol in self._open.items())
-        worths = [(worth, connection) for worth, connection in found if worth is not None and worth[1] <= until_s]
+        worths = [
+            (worth, connection)
+            for worth, connection in found
+            if worth is not None and worth[1] <= until_s and not _has_spoken(connection)
+        ]
         least = min((worth[0] for worth, _ in worths), default=None)
         idle = [(worth[1], connection) for worth, connection in worths if worth[0] == least]
         count = max(1, self._max_connections // ROOM)
@@ -192,10 +197,19 @@ class _Acceptor:
                 problem = f"{limit}; try again later, and close those that rest"
                 body = encode_json(ErrorAnswer(ErrorBody(problem, "service_unavailable_error", code="unavailable")))
                 connection.send(TURNED_AWAY % (len(body), body))
+                connection.recv(MAX_HEAD_BYTES)  # what is unread would make the kernel take back what we have sent
 
     def _resume(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
+def _has_spoken(connection: socket.socket) -> bool:
+    """Whether bytes of it wait to be read."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 class _Server(uvicorn.Server):

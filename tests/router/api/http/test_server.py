@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -95,6 +96,11 @@ async def said(server: HttpServer, words: bytes, until: bytes = b"") -> Stream:
     return reader, writer
 
 
+@pytest.fixture
+def no_time_to_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SPEAKS_WITHIN_S", 0.0)
+
+
 async def ended(stream: Stream) -> bool:
     """Its other end has closed it."""
     try:
@@ -118,6 +124,7 @@ async def ended(stream: Stream) -> bool:
     ],
     ids=["silent", "half a head", "half a body", "resting", "an answer that is not read"],
 )
+@pytest.mark.usefixtures("no_time_to_speak")
 def test_who_has_shown_nothing_makes_room_for_who_comes(run: Any, idle: bytes) -> None:
     async def visit() -> None:
         async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=CROWD) as server:
@@ -127,6 +134,23 @@ def test_who_has_shown_nothing_makes_room_for_who_comes(run: Any, idle: bytes) -
                 assert (await get(server)).endswith(b"hello")
             assert [await ended(stream) for stream in (held[0], held[-1], known)] == [True, False, False]
             for _, writer in (*held, known):
+                writer.close()
+
+    run(visit())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+def test_of_a_crowd_beyond_the_places_each_is_served_or_told_to_come_again(run: Any) -> None:
+    """All connect before one of them speaks, as the clients of one program do."""
+
+    async def visit() -> None:
+        async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=20) as server:
+            crowd = [await asyncio.open_connection(server.host, server.port) for _ in range(100)]
+            for _, writer in crowd:
+                writer.write(b"GET /known HTTP/1.1\r\nHost: a\r\nconnection: close\r\n\r\n")
+            heads = [(await asyncio.wait_for(reader.read(), 60))[9:12] for reader, _ in crowd]
+            assert Counter(heads) == {b"200": 20, b"503": 80}
+            for _, writer in crowd:
                 writer.close()
 
     run(visit())
@@ -183,6 +207,7 @@ def test_who_is_known_and_keeps_the_others_waiting_makes_room_too(
 
 
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+@pytest.mark.usefixtures("no_time_to_speak")
 def test_who_rests_longest_is_closed_when_all_are_known(run: Any) -> None:
     async def visit() -> None:
         async with await serve_http(Desk(), "127.0.0.1", 0, max_connections=3) as server:
@@ -256,6 +281,7 @@ def test_over_tls_who_shakes_no_hands_is_left_and_the_others_are_served(
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.usefixtures("no_time_to_speak")
 @pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
 def test_over_tls_who_shakes_no_hands_makes_room_for_who_comes(run: Any) -> None:
     ca = trustme.CA()
