@@ -116,17 +116,17 @@ async def test_none_changes_when_one_does_not_drain_and_an_update_that_broke_off
 ) -> None:
     old, new = write_tiny_model(tmp_path / "old"), write_tiny_model(tmp_path / "new", seed=1)
     disk = {"folder": str(tmp_path / "disk"), "size": "16MiB"}
-    tiers = {"kv_memory": "1MiB", "host_kv_memory": "1MiB", "disk_kv": disk}
+    tiers = {"kv_memory": "4MiB", "host_kv_memory": "1MiB", "disk_kv": disk}
     async with running_service(old, 0, 2, {"engine": tiers}) as service:
-        for seed in range(12):  # more than memory has room for
+        for seed in range(48):  # more than memory has room for
             await ask(service.client, random_prompt(320, seed=seed), 1)
         (former,) = (tmp_path / "disk").glob("*/")  # beside the secret
-        long = asyncio.create_task(ask(service.client, random_prompt(40, seed=1), 900, ignore_eos=True))
+        long = asyncio.create_task(ask(service.client, random_prompt(40, seed=1), 3900, ignore_eos=True))
         busy = await first_running(service, ["decode-1", "decode-2"])
         said = await refusal(service, new, timeout_s=0.01)
         assert said == f"no weights were changed: {busy} keeps its weights: 1 requests are in flight after 0.0 s"
         await until_used(service)
-        assert len((await long).token_ids) == 900
+        assert len((await long).token_ids) == 3900
         await answers_are_of(old, service, "")
 
         record = next(one for one in (await service.client.status(60)).workers if one.worker_id == "decode-1")
