@@ -71,12 +71,15 @@ async def test_a_supervisor_whose_router_was_killed_before_it_was_up_is_started_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_a_router_that_ends_by_itself_is_a_problem_and_those_who_end_with_it_are_none(folder: Path) -> None:
+async def test_a_router_that_ends_by_itself_is_a_problem_and_its_supervisor_starts_it_again(folder: Path) -> None:
     async with running_fleet(BY_NAME["planner"], folder / "planner", "mock", "cpu") as fleet:
         (router,) = fleet.of("router")
+        others = fleet.of("supervisor", "prefill", "decode")
         os.kill(router.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
-            while fleet.members[SUPERVISOR].lives == 1:
+            while fleet.of("router") in ([router], []):
                 await asyncio.sleep(0.01)
         await fleet.until_whole()
         assert fleet.problems == [f"{router.name} ended unasked (struck: [])"]
+        assert fleet.of("supervisor", "prefill", "decode") == others
+        assert fleet.members[SUPERVISOR].lives == 1

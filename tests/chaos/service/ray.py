@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from baton_proto.generated import inference_pb2 as pb
+from tests.chaos.service.fleet import POLL_S
 from tests.chaos.service.member import Member
 from tests.chaos.service.up import SUPERVISOR, Adopted, UpFleet, json_lines
 
@@ -149,17 +150,24 @@ class RayFleet(UpFleet):
         return Control(SUPERVISOR, "supervisor", (), log, fleet=self)
 
     def _seen(self, workers: list[pb.WorkerStatus]) -> None:
-        """The control actor tells nobody of a worker that its planner has started; the worker's port tells its pid."""
-        new = {one.address: one for one in workers if one.worker_id not in self.members and one.state == "ready"}
-        if not new:
-            return
+        """The control actor tells nobody of a worker that its planner has started."""
+        for one in workers:
+            if one.worker_id not in self.members and one.state == "ready":
+                self._meet_at(one.worker_id, f"{one.role}_worker", {"rpc": one.address})
+
+    def _meet_at(self, name: str, process: str, addresses: dict[str, str]) -> None:
+        """Adopts the process that listens there, whose pid the port tells."""
         for listening in psutil.net_connections("tcp"):
             address = f"{listening.laddr[0].removeprefix('::ffff:')}:{listening.laddr[1]}"  # gRPC listens with IPv6
-            if address in new and listening.status == psutil.CONN_LISTEN and listening.pid:
-                addresses, process = {"rpc": address}, f"{new[address].role}_worker"
-                self.meet(
-                    {"id": new[address].worker_id, "pid": listening.pid, "process": process, "addresses": addresses}
-                )
+            if address in addresses.values() and listening.status == psutil.CONN_LISTEN and listening.pid:
+                self.meet({"id": name, "pid": listening.pid, "process": process, "addresses": addresses})
+
+    async def _tend_adopted(self, member: Adopted) -> None:
+        addresses = dict(member.addresses)
+        await super()._tend_adopted(member)
+        while member.kind == "router" and member.name not in self.members and not self._closing:
+            self._meet_at(member.name, "router", addresses)  # the control actor starts it where it was
+            await asyncio.sleep(POLL_S)
 
 
 def _of_cluster(folder: str, name: str) -> list[psutil.Process]:

@@ -9,6 +9,8 @@ import json
 import os
 import select
 import signal
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from baton.service.service_run import STARTS, STARTS_S
 from tests.chaos.service.fleet import BASE, Fleet
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.scenarios import merged
@@ -117,6 +120,7 @@ def json_lines(said: bytes) -> list[dict[str, Any]]:
 @dataclass(eq=False)
 class UpFleet(Fleet):
     _wanted: dict[Kind, int] = field(default_factory=dict)
+    _router_deaths: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS))
 
     def complete(self) -> bool:
         counts = all(len(self.of(kind)) == count for kind, count in self._wanted.items())
@@ -133,10 +137,14 @@ class UpFleet(Fleet):
                 del self.members[one.name]
         if member is not supervisor and not supervisor.ready:
             supervisor.may_end = True  # a service that comes up gives up when it loses anyone
+        if member.kind == "router":
+            self._router_deaths.append(time.monotonic())
+            if len(self._router_deaths) == STARTS and time.monotonic() - self._router_deaths[0] < STARTS_S:
+                supervisor.may_end = True
 
     def ends_with(self, member: Member) -> list[Member]:
-        """All end with the router, and with the supervisor."""
-        return self.of("supervisor", "router", "prefill", "decode") if member.kind in ("router", "supervisor") else []
+        """All end with the supervisor."""
+        return self.of("supervisor", "router", "prefill", "decode") if member.kind == "supervisor" else []
 
     def _add_members(self) -> None:
         url = self._add_nats()
