@@ -106,15 +106,12 @@ def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytes
     both(request.getfixturevalue(model), params, seed=1)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5])
-def test_attention_of_prompts_and_decodes_at_once(
-    qwen3: ModelFiles, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
+def test_attention_of_prompts_and_decodes_at_once(qwen3: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU on two streams; elsewhere only the contexts are cut as for them."""
     shared = list[bool]()
     mix = TritonAttention.mix
     monkeypatch.setattr(cuda_build, "ATTEND_AT_ONCE", True)
-    monkeypatch.setattr(decode_attention, "BESIDE_PROMPTS", ((0, share),))
+    monkeypatch.setattr(decode_attention, "BESIDE_PROMPTS", ((0, 0.25),))
     monkeypatch.setattr(TritonAttention, "mix", lambda *given: (shared.append(given[4].shape.beside), mix(*given)))
     params = [SamplingParams(max_tokens=9, seed=i, temperature=(0.0, 0.8)[i % 2], ignore_eos=True) for i in range(5)]
     both(qwen3, params, seed=7)
