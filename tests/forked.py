@@ -72,7 +72,8 @@ class ForkedChild(ChildProcess):
 
     async def _spawned(self, stderr: IO[bytes] | None) -> asyncio.subprocess.Process:
         module, *arguments = self.command[self.command.index("runtime.processes.launch") + 2 :]
-        if module not in IMPORTED or stderr is None or self._environment["OMP_NUM_THREADS"] != "1":
+        forkable = self.command[0] == sys.executable and self._environment["OMP_NUM_THREADS"] == "1"
+        if module not in IMPORTED or stderr is None or not forkable:
             return await super()._spawned(stderr)
         forked: Any = await fork(Request(module, arguments, self._environment), stderr.fileno())
         return forked
