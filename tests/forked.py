@@ -7,6 +7,7 @@ Run as a program, this file is a process that is forked: it imports its argument
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from subprocess import Popen, TimeoutExpired
 from typing import IO, Any, NamedTuple
 
 from baton.service.child_process import STDOUT_LIMIT_BYTES, ChildProcess, environment
@@ -32,15 +34,19 @@ IMPORTED = {
     "baton.service.many_workers": LIGHT,
     "prefill_worker": HEAVY,
     "decode_worker": HEAVY,
+    "engine.ranks.rank_process": ("engine.ranks.rank_process",),
 }
 """Module of a process -> what is imported before it is forked. Mock workers must do without torch."""
 MAX_REQUEST_BYTES = 1 << 16
+MAX_DESCRIPTORS = 32
+ABOVE = 500  # descriptors that nobody has
 
 
 class Request(NamedTuple):
     module: str
     arguments: Sequence[str]
     environment: dict[str, str]
+    inherited: Sequence[int] = ()  # descriptors that keep their numbers
 
 
 class Forked:
@@ -79,13 +85,56 @@ class ForkedChild(ChildProcess):
         return forked
 
 
-async def fork(request: Request, stderr: int) -> Forked:
-    """Starts a process that runs the module as `python -m` does."""
+def rank_process(command: Sequence[str], *, pass_fds: Sequence[int], **options: Any) -> "ForkedRank | Popen[bytes]":
+    """A rank of an engine in this process; not forked where nobody has imported its module."""
+    module, *arguments = command[command.index("runtime.processes.launch") + 2 :]
+    if module not in IMPORTED:
+        return Popen(command, pass_fds=pass_fds, **options)
+    return ForkedRank(asked(Request(module, arguments, dict(os.environ), pass_fds), 2, 2))
+
+
+class ForkedRank:
+    """What RankProcess asks of a Popen."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._returncode: int | None = None
+        self.pid = self._heard()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self._returncode = self._heard()
+            except (TimeoutError, BlockingIOError):
+                raise TimeoutExpired(str(self.pid), timeout or 0.0) from None
+            self._connection.close()
+        return self._returncode
+
+    def kill(self) -> None:
+        if self._returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _heard(self) -> int:
+        line = b""
+        while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
+            line += byte
+        return int(line or -signal.SIGKILL)
+
+
+def asked(request: Request, stdout: int, stderr: int) -> socket.socket:
+    """Starts a process that runs the module as `python -m` does. The connection tells its pid, a line, and when it has
+    ended its code."""
     connection, theirs = socket.socketpair()
-    ours, stdout = os.pipe()
     with theirs:
         socket.send_fds(_forks(IMPORTED[request.module]), [b"+"], [theirs.fileno()])
-    socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [stdout, stderr])
+    socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [stdout, stderr, *request.inherited])
+    return connection
+
+
+async def fork(request: Request, stderr: int) -> Forked:
+    ours, stdout = os.pipe()
+    connection = asked(request, stdout, stderr)
     os.close(stdout)
     said, writer = await asyncio.open_connection(sock=connection)
     forked = Forked(int(await said.readline()), said, writer)
@@ -138,14 +187,14 @@ def _serve(control: socket.socket) -> Request:
             if not said:
                 sys.exit()
             connection = socket.socket(fileno=given[0])
-            data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 2)
+            data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
             while not data.endswith(b"\n"):
                 data += connection.recv(MAX_REQUEST_BYTES)
             pid = os.fork()
             if not pid:
                 for one in (control, wake, woken, connection, *children.values()):
                     one.close()
-                return _become(Request(*json.loads(data)), *descriptors)
+                return _become(Request(*json.loads(data)), descriptors)
             children[pid] = connection
             connection.sendall(b"%d\n" % pid)
             for each in descriptors:
@@ -161,11 +210,15 @@ def _tell_ends(children: dict[int, socket.socket]) -> None:
             connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
-def _become(request: Request, stdout: int, stderr: int) -> Request:
+def _become(request: Request, descriptors: Sequence[int]) -> Request:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    for descriptor, place in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+    own = [os.open(os.devnull, os.O_RDONLY), *descriptors]
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE) for descriptor in own]
+    for descriptor in own:
+        os.close(descriptor)
+    for descriptor, place in zip(moved, (0, 1, 2, *request.inherited), strict=True):
         os.dup2(descriptor, place)
         os.close(descriptor)
     os.environ.clear()
