@@ -12,7 +12,6 @@ from kvtransfer.slab.slab import Mark
 from runtime.device.driver import MemoryDriver
 from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange
-from runtime.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -64,24 +63,21 @@ class OwnMemory:
 
     def described(self, caches: dict[str, "torch.Tensor"], form: str) -> CacheMemory:
         """caches: by layer, in the order of the layers, each `[blocks, kv_heads, block_size, 2 * head_dim]`. Raises
-        ModelError where they are not what a slab can be."""
+        ValueError where they are not what a slab can be."""
         layers = list(caches.values())
         first = layers[0]
         dtype = str(first.dtype).removeprefix("torch.")
         if self._memory is None or first.dim() != 4 or dtype not in ITEM_BYTES:
-            raise ModelError("vllm", f"its KV cache {tuple(first.shape)} of {dtype} cannot be shared: {ADVICE}")
+            raise ValueError(f"vLLM's KV cache {tuple(first.shape)} of {dtype} cannot be shared")
         num_blocks, heads, block_size, width = first.shape
         layout = SlabLayout(len(layers), num_blocks, heads, block_size, width // 2, dtype)
         base = self._memory.bytes().data_ptr()
         for number, cache in enumerate(layers):
             at = cache.data_ptr() - base
             if cache.shape != first.shape or not cache.is_contiguous() or at != layout.offset(number, 0):
-                raise ModelError("vllm", f"layer {number} of its KV cache lies elsewhere than in a slab: {ADVICE}")
+                raise ValueError(f"layer {number} of vLLM's KV cache lies elsewhere than in a slab")
         on: Literal["cpu", "cuda"] = "cuda" if self._device.type == "cuda" else "cpu"
         return CacheMemory(len(layers), num_blocks, heads, block_size, width // 2, dtype, form, on)
-
-
-ADVICE = "set workers.prefill: 0, so that workers with vLLM run their prompts themselves"
 
 
 class VllmSlab(AdoptedSlab):

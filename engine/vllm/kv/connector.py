@@ -11,11 +11,12 @@ import torch
 from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from engine.vllm.kv.books import SharedRequests, Step
 from engine.vllm.kv.cache_memory import OwnMemory
 from engine.vllm.kv.link import VllmEnd
-from engine.vllm.kv.messages import Arrived, LayerComputed, Refused, StepBegins
+from engine.vllm.kv.messages import Arrived, LayerComputed, Refused, StepBegins, Unshared
 
 SOCKET = "socket"  # of kv_connector_extra_config: the path of the worker's end
 
@@ -35,6 +36,7 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         # What older versions lack, a context for the allocation, begins here and ends when the caches are registered.
         self._memory = OwnMemory(sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors), _device())
         self._memory.begin()
+        self._unshared = _unshared(kv_cache_config.kv_cache_groups)
         self._on_gpu = current_platform.is_cuda()
         self._layers: dict[str, int] = {}
         self._next_layer = 0  # of those whose KV is to be told; behind the last one: none
@@ -71,8 +73,14 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._layers = {name: number for number, name in enumerate(kv_caches)}
         context = self._vllm_config.compilation_config.static_forward_context
         kind = context[next(iter(kv_caches))].get_attn_backend().get_name()
-        described = self._memory.described(kv_caches, f"vllm {__version__} {kind} {_inside()}")
-        self._link.introduce(described, self._memory.export())
+        try:
+            if self._unshared:
+                raise ValueError(self._unshared)
+            described = self._memory.described(kv_caches, f"vllm {__version__} {kind} {_inside()}")
+        except ValueError as error:
+            self._link.send(Unshared(str(error)))  # the worker process ends vLLM, and says why
+        else:
+            self._link.introduce(described, self._memory.export())
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """Before the step."""
@@ -128,6 +136,15 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """vLLM asks after get_finished()."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
+
+
+def _unshared(groups: list[Any]) -> str:
+    """Why the KV of these groups of layers cannot be shared; empty when it can. A request has all blocks of its prompt
+    where all layers see the whole prompt: with a sliding window, one block stands in for all that have left it."""
+    kinds = [type(group.kv_cache_spec) for group in groups]
+    if kinds == [FullAttentionSpec]:
+        return ""
+    return f"vLLM keeps the KV of this model as {', '.join(kind.__name__ for kind in kinds)}, not as FullAttentionSpec"
 
 
 def _device() -> torch.device:

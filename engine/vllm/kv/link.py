@@ -5,13 +5,14 @@ from pathlib import Path
 
 import msgspec
 
-from engine.vllm.kv.messages import CacheMemory, FromVllm, ToVllm, decode_from_vllm, decode_to_vllm, encode
+from engine.vllm.kv.messages import CacheMemory, FromVllm, ToVllm, Unshared, decode_from_vllm, decode_to_vllm, encode
 from kvtransfer.wire.sockets import limit_sending
-from runtime.errors import ProtocolError, UnavailableError
+from runtime.errors import ConfigError, ProtocolError, UnavailableError
 
 SEND_TIMEOUT_S = 30.0  # vLLM reads between its steps
 MAX_PACKET_BYTES = 1 << 20
 BUFFER_BYTES = 4 << 20  # as far as the kernel lets us
+ADVICE = "set it to 0, so that workers with vLLM run their prompts themselves"
 
 
 class VllmEnd:
@@ -48,7 +49,8 @@ class WorkerEnd:
         self._socket.listen(1)
 
     def accept(self, timeout_s: float) -> tuple[CacheMemory, int]:
-        """vLLM's memory, and the descriptor that the caller closes. Raises UnavailableError."""
+        """vLLM's memory, and the descriptor that the caller closes. Raises UnavailableError, or ConfigError where this
+        model's memory cannot be shared."""
         listener = self._socket
         listener.settimeout(timeout_s)
         try:
@@ -62,6 +64,8 @@ class WorkerEnd:
             raise UnavailableError(f"vLLM did not share its KV cache: {error}") from error
         finally:
             listener.close()
+        if isinstance(memory, Unshared):
+            raise ConfigError("workers.prefill", f"{memory.reason}: {ADVICE}")
         if not isinstance(memory, CacheMemory) or len(fds) != 1:
             raise UnavailableError("vLLM did not share its KV cache")
         return memory, fds[0]

@@ -32,6 +32,12 @@ class CacheMemory(Struct, frozen=True, tag="cache"):
     device: Literal["cpu", "cuda"] = "cpu"
 
 
+class Unshared(Struct, frozen=True, tag="unshared"):
+    """vLLM's first message where its KV cache cannot be shared."""
+
+    reason: Name
+
+
 class Reserved(Struct, frozen=True, tag="reserved"):
     """A request whose prompt another worker computes has its blocks, and waits. `skip_tokens`: whole blocks of the
     prompt that are cached here; they are in the list, too."""
@@ -84,7 +90,7 @@ class Sent(Struct, frozen=True, tag="sent"):
     request_id: Name
 
 
-FromVllm = CacheMemory | Reserved | StepBegins | LayerComputed
+FromVllm = CacheMemory | Unshared | Reserved | StepBegins | LayerComputed
 ToVllm = Arrived | Refused | Sent
 
 encode: Callable[[FromVllm | ToVllm], bytes] = msgspec.msgpack.Encoder().encode
