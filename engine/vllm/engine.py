@@ -22,7 +22,7 @@ from engine.vllm.steps import VllmSteps
 
 log = structlog.get_logger()
 
-REFUSALS = (ValueError, TypeError, KeyError)
+REFUSALS = (ValueError, TypeError, KeyError, AssertionError)
 """What vLLM's checks of a request raise."""
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """Ours by vLLM's; any other one is an error."""
@@ -60,7 +60,7 @@ class VllmEngine:
             return
         try:
             request = self._request(sequence)
-        except REFUSALS as error:
+        except Exception as error:  # also what vLLM asserts of a request
             self._refused(sequence, error)
         else:
             self._send(self._llm.engine_core.add_request_async(request))
@@ -161,10 +161,19 @@ class VllmEngine:
         news = []
         for item in outputs.outputs:  # one after the other: news may end a sequence, or give it another name
             if (sequence := self._named(item.request_id)) is not None:
-                output = self._news(sequence, item, outputs.timestamp)
+                output = self._news_or_end(sequence, item, outputs.timestamp)
                 if output is not None:
                     news.append(output)
         return StepOutput(news, [], num_tokens=len(news))
+
+    def _news_or_end(self, sequence: Sequence, item: Any, timestamp_s: float) -> SequenceOutput | None:
+        """News that cannot be read end their request, and nobody else's."""
+        try:
+            return self._news(sequence, item, timestamp_s)
+        except Exception as error:
+            log.exception("news of a request that cannot be read", request_id=sequence.request_id)
+            self.abort(sequence.request_id)
+            return SequenceOutput(sequence, [], [], "error", error=f"vLLM's answer cannot be read: {error}")
 
     def take_dead_ends(self) -> list[SequenceOutput]:
         """Sequences that ended before vLLM had them."""

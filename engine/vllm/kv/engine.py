@@ -109,15 +109,21 @@ class SharingEngine(VllmEngine):
         skip = sequence.num_cached_tokens // self.cache.block_size
         self.link.send(Refused(sequence.request_id, sequence.block_table[skip:]))
 
-    def _reserved(self, message: Reserved) -> None:
+    def _reserved(self, message: Reserved) -> list[SequenceOutput]:
+        """Returns the end of a request whose blocks nobody may write: vLLM lists one twice, or one that is none."""
         sequence = self._sequences.get(message.request_id)
         skip = message.skip_tokens // self.cache.block_size
+        written = message.block_ids[skip:]
         if sequence is None or message.request_id not in self._fetching:
-            self.link.send(Refused(message.request_id, message.block_ids[skip:]))
-            return
+            self.link.send(Refused(message.request_id, written))
+            return []
         sequence.block_table = message.block_ids
         sequence.num_cached_tokens = sequence.num_computed_tokens = message.skip_tokens
+        if len({*written}) < len(written) or not all(0 < block <= self.cache.num_blocks for block in written):
+            self.release(sequence)
+            return [SequenceOutput(sequence, [], [], "error", error=STRANGE_BLOCKS)]
         sequence.status = SequenceStatus.REMOTE
+        return []
 
     # --- a prompt whose KV is sent ------------------------------------------------------------------------------------
 
@@ -204,7 +210,7 @@ class SharingEngine(VllmEngine):
         for message in news:
             match message:
                 case Reserved():
-                    self._reserved(message)
+                    ends += self._reserved(message)
                 case StepBegins():
                     ends += self._step_begins(message)
                 case LayerComputed():
@@ -251,6 +257,7 @@ class SharingEngine(VllmEngine):
         return {"extra_args": {"kv_transfer_params": {PARAMETER: way}}} if way else {}
 
 
+STRANGE_BLOCKS = "vLLM gave it KV blocks that another worker must not write"
 PREEMPTED = "vLLM preempted the prompt before its KV was sent"
 NO_TOKEN = 0
 """To the decode worker: its vLLM draws the first token. A first token of this number is drawn there, too."""

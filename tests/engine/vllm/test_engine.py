@@ -189,10 +189,22 @@ async def test_an_error_of_vllms_ends_the_request_with_its_reason(scene: Scene) 
     assert (await scene.call(lambda engine: engine.load())).blocks_used == 0
 
 
+async def test_news_that_cannot_be_read_end_their_request_alone(scene: Scene) -> None:
+    await scene.call(lambda engine: (engine.add(sequence("one", logprobs=1)), engine.add(sequence("two"))))
+    wrong = item("one", [8])
+    wrong.new_logprobs = "no rows"
+    scene.core.outputs.put_nowait(step(wrong, item("two", [9])))
+    one, two = (await scene.news()).outputs
+    assert (one.finish, str(one.error).partition(":")[0]) == ("error", "vLLM's answer cannot be read")
+    assert (two.token_ids, two.finish) == ([9], None)
+    assert scene.core.sent[-1] == ("abort", ["one"])
+
+
 @pytest.mark.parametrize("grammar", [None, Grammar("json_object")])
-async def test_what_vllm_refuses_ends_with_its_reason(grammar: Grammar | None) -> None:
+@pytest.mark.parametrize("kind", [ValueError, AssertionError])
+async def test_what_vllm_refuses_ends_with_its_reason(grammar: Grammar | None, kind: type[Exception]) -> None:
     def refuse(_: Sequence) -> Any:
-        raise ValueError("no such thing")
+        raise kind("no such thing")
 
     scene = Scene(refuse)
     scene.loop.start()

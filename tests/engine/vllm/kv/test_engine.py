@@ -197,6 +197,20 @@ async def test_blocks_whose_kv_does_not_come_are_refused_and_only_those_behind_t
     assert not (await scene.engine.next_step()).outputs, "the request has ended already"
 
 
+@pytest.mark.parametrize("blocks", [[7, 3, 3], [7, 0, 5], [7, 3, 11]])
+async def test_blocks_that_nobody_may_write_end_their_request_alone(scene: Scene, blocks: list[int]) -> None:
+    """As with a sliding window, where one block stands in for all that have left it."""
+    one, other = sequence("one"), sequence("other")
+    scene.engine.reserve(one)
+    scene.engine.reserve(other)
+    (end,) = scene.say(Reserved("one", blocks, 4)).outputs
+    assert (end.sequence, end.finish, end.refused) == (one, "error", False)
+    assert scene.vllm.news() == [Refused("one", blocks[1:])]
+    scene.engine.forgo(one)  # the role ends the request, too
+    scene.say(Reserved("other", [7, 3, 5], 4))
+    assert (scene.engine.reserve(other), scene.engine.check_integrity()) == (True, [])
+
+
 async def test_a_request_that_was_given_up_before_it_had_blocks_returns_them_when_they_come(scene: Scene) -> None:
     one = sequence("one")
     scene.engine.reserve(one)
