@@ -158,11 +158,13 @@ class DeadlineError(BatonError):
 
 
 class WorkerLostError(BatonError):
-    """The worker died, drained or refused. What it has streamed so far stays valid."""
+    """The worker died, drained or refused. What it has streamed so far stays valid. `died`: it is this worker, of this
+    incarnation, that ended while it had the request."""
 
-    def __init__(self, worker_id: str, reason: str) -> None:
+    def __init__(self, worker_id: str, reason: str, died: tuple[str, int] | None = None) -> None:
         self.worker_id = worker_id
         self.reason = reason
+        self.died = died
         super().__init__(f"worker {worker_id}: {reason}")
 
 

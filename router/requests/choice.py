@@ -45,7 +45,8 @@ from runtime.errors import (
     WorkerLostError,
 )
 
-MAX_ATTEMPTS = 4  # of a request whose workers die; one that has killed four of them may be the cause
+MAX_ATTEMPTS = 4  # of a choice whose workers are lost, whatever the reason
+MAX_DEATHS = 2  # of workers that have a request, which may be the cause: it gets no third
 NO_HASHES = np.empty(0, dtype=np.uint64)
 
 log = structlog.get_logger()
@@ -145,6 +146,12 @@ class Choice:
         self._tokens_due = 0  # the tenant is not to blame
         self._tally.worker_lost(str(lost))
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
+        if lost.died is not None:
+            self._prompt.died.add(lost.died)
+        died = self._prompt.died.union(filter(self._parts.pool.has_died, self._prompt.lost))
+        if len(died) >= MAX_DEATHS:
+            names = " and ".join(sorted(name for name, _ in died))
+            raise UnavailableError(f"{names} died with this request, which gets no further worker: {lost}") from lost
         if self._losses >= MAX_ATTEMPTS:
             raise UnavailableError(f"all {self._losses} attempts lost their workers; the last one: {lost}") from lost
 
@@ -357,6 +364,7 @@ class Choice:
         prefill = assignment.placement.prefill
         if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
             self._excluded.add(prefill)
+            self._prompt.lost.add(prefill)
         elif failure.code == "refused" or self._has_worker(besides=assignment.link.worker):
             # A worker that failed once is still better than none; one that refuses is not.
             self._excluded.add(assignment.link.worker)

@@ -10,6 +10,7 @@ from typing import Final
 from baton_proto.sampling import PromptLogprobs
 from router.requests.request import GenerateRequest
 from router.requests.spread import Spread
+from runtime.discovery.worker_key import WorkerKey
 
 LEAST_TOKENS: Final = 128
 
@@ -23,6 +24,8 @@ class SharedPrompt:
         self._spread = spread if len(request.sampling) > 1 else None
         self._done = asyncio.Event()
         self.logprobs: PromptLogprobs | None = None  # where they are asked for, once it is computed
+        self.died: set[WorkerKey] = set()  # decode workers that ended while they had a choice of the request
+        self.lost: set[WorkerKey] = set()  # prefill workers that did not bring the prompt's KV
 
     @property
     def is_awaited(self) -> bool:

@@ -169,4 +169,4 @@ class WorkerLink:
             report("worker disconnected", worker=self.worker[0], reason=reason, requests=len(inboxes))
             self._on_change()
         for inbox in inboxes:
-            inbox.fail(WorkerLostError(self.worker[0], reason))
+            inbox.fail(WorkerLostError(self.worker[0], reason, None if self._closing else self.worker))

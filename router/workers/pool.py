@@ -147,6 +147,11 @@ class WorkerPool:
         """Raises WorkerLostError."""
         return self._worker(key).link
 
+    def has_died(self, key: WorkerKey) -> bool:
+        """Whether the worker is gone, or its stream to us has broken."""
+        worker = self.workers.get(key[0])
+        return worker is None or worker.key != key or worker.link.failed
+
     def client(self, worker_id: str) -> WorkerClient:
         """The client for an operator's question to the worker. Raises InvalidRequestError."""
         worker = self.workers.get(worker_id)

@@ -208,6 +208,41 @@ async def test_attempts_are_bounded(tokenizer: Tokenizer) -> None:
         router.check_idle()
 
 
+async def test_a_request_that_two_workers_died_with_gets_no_third(tokenizer: Tokenizer) -> None:
+    dying: list[asyncio.Task[None]] = []
+
+    async def die(worker: ScriptedWorker, submit: Submit) -> None:
+        await answer_until(worker, submit, len(dying))
+        dying.append(asyncio.create_task(worker.die()))
+
+    workers = [ScriptedWorker(f"d{i}", script=die) for i in range(4)]
+    async with routing(tokenizer, *workers) as router:
+        with fails_with(UnavailableError, r"d\d and d\d died with this request, which gets no further worker"):
+            await collect(stream(router, request(10)))
+        assert sum(bool(worker.submits) for worker in workers) == 2
+        router.check_idle()
+    await asyncio.gather(*dying)
+
+
+async def test_a_prompt_that_two_prefill_workers_died_with_gets_no_third(tokenizer: Tokenizer) -> None:
+    async def lose(worker: ScriptedWorker, submit: Submit) -> None:
+        assert submit.prefill is not None
+        (victim,) = (one for one in prefill if one.worker_id == submit.prefill.worker_id)
+        await victim.die()
+        while not router.pool.has_died((victim.worker_id, victim.incarnation)):
+            await asyncio.sleep(0.001)
+        failure = Failure("prefill_lost", "gone", retryable=True, worker_id=victim.worker_id)
+        worker.send(Delta(submit.request_id, failure=failure))
+
+    prefill = [ScriptedWorker(f"p{i}", "prefill") for i in range(3)]
+    decode = ScriptedWorker("d0", script=lose)
+    async with routing(tokenizer, decode, *prefill) as router:
+        with fails_with(UnavailableError, r"p\d and p\d died with this request"):
+            await collect(stream(router, request(10)))
+        assert len({submit.prefill.worker_id for submit in decode.submits if submit.prefill}) == 2
+        router.check_idle()
+
+
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [

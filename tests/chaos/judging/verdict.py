@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from router.requests.choice import MAX_ATTEMPTS
+from router.requests.choice import MAX_DEATHS
 from tests.chaos import grammars
 from tests.chaos.judging.timeline import Timeline
 from tests.chaos.plan import Ask
@@ -93,8 +93,8 @@ def _warrant(outcome: Outcome, timeline: Timeline, decode: list[str], workers: l
         return ROUTER_LOST
     if timeline.gap(decode, start_s, end_s):
         return "no decode worker was able"
-    if timeline.losses(workers, start_s, end_s) >= MAX_ATTEMPTS:
-        return f"workers were lost {MAX_ATTEMPTS} times meanwhile"
+    if timeline.losses(workers, start_s, end_s) >= MAX_DEATHS:
+        return f"workers were lost {MAX_DEATHS} times meanwhile"
     return None
 
 
