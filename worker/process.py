@@ -10,6 +10,7 @@ from typing import Protocol
 
 import structlog
 
+from baton_proto.decoding import MAX_TEXT
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.worker import STEPS, Failure
 from runtime.address import with_host
@@ -162,6 +163,8 @@ async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
         report = await runtime.load_report()
         runtime.metrics.observe(report.load)
         await publish_load(nats, report)
+        if runtime.announcer is not None:
+            await runtime.announcer.set_note(runtime.assembly.note()[:MAX_TEXT])
         await asyncio.sleep(LOAD_INTERVAL_S)
 
 

@@ -43,6 +43,7 @@ class WorkerRecord(Struct, frozen=True):
     tls: bool = False  # whether gRPC and streams speak it
     kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
     engine: Name = ""  # "baton" | "vllm" | "external"
+    note: Text = ""  # what an operator should know about its engine; empty when all is well
 
 
 def prefill_pairs(start: int, end: int) -> int:

@@ -79,7 +79,7 @@ class StatusView:
             whose = f"the process {other.pid} at {other.rpc_address} has the same name"
             notes.append(f"announced twice: {whose} and is not used; give one service another --namespace")
         notes.append("" if worker.link.connected else "the router has no connection to it")
-        notes.append(self.events.note(worker.key))
+        notes += [self.events.note(worker.key), worker.record.note]
         return "; ".join(note for note in notes if note)
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:

@@ -66,6 +66,12 @@ class Announcer:
         self._record = msgspec.structs.replace(self._record, state=state, model_hash=model_hash)
         await self._write()
 
+    async def set_note(self, note: str) -> None:
+        """Written at once where it is another one."""
+        if note != self._record.note:
+            self._record = msgspec.structs.replace(self._record, note=note)
+            await self._write()
+
     async def withdraw(self) -> None:
         """Ends the heartbeats and deletes the record; when NATS is away, the record expires instead. Idempotent."""
         if self._task is None:

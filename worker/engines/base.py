@@ -63,6 +63,7 @@ class EngineAssembly:
     kv: SharedKv | None = None  # None: the engine takes no KV from others and gives none away
     limits: Limits = Limits()
     close: Callable[[], None] = lambda: None  # after the loop and the transfers have ended
+    note: Callable[[], str] = lambda: ""  # event loop: what an operator should know about the engine, for `status`
     weights_changed: Callable[[], None] = lambda: None  # engine thread, when `memory` has read others
 
     @property

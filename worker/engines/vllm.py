@@ -68,6 +68,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         grammars=grammar_compiler(files),
         kv=kv,
         limits=LIMITS,
+        note=lambda: cache.note,
         close=vllm.close,
     )
 

@@ -1,12 +1,14 @@
 """What a vLLM engine has cached, under Baton's names: its block hashes become block and sequence hashes. Pure.
 
-Because vLLM's hashes differ from Baton's, Baton's are computed from the token ids and remembered by vLLM's hash. Three
+Because vLLM's hashes differ from Baton's, Baton's are computed from the token ids and remembered by vLLM's hash. Four
 differences are evened out here:
 
 - vLLM keeps several copies of a block when requests computed it at the same time, and reports each copy; the block is
   gone with its last copy.
 - vLLM may evict a block while blocks behind it stay. Baton's index holds whole prefixes only: the blocks behind are
   withdrawn, and announced again when the missing block is back.
+- A model with several kinds of attention has a cache for each. A prefix is served as far as full attention has it, so
+  that group's events count. Those of a sliding window name the blocks within the window alone.
 - A block may depend on more than its tokens (images, a cache salt). Such blocks, and the blocks behind them, cannot be
   found by their tokens and are left out. A salt that stands for a seed of block hashes is no such thing.
 """
@@ -22,6 +24,9 @@ from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_ha
 from runtime.errors import ConfigError, ProtocolError
 
 SERVED_MEDIUM = "GPU"
+WHOLE_PROMPTS = ("full_attention", "mla_attention", "sink_full_attention")
+"""Kinds of attention whose cache has all blocks of a prompt."""
+MISFIT = "token ids that do not fill its blocks"
 
 SeedOf = Callable[[object], int | None]
 """The seed of block hashes that a cache salt stands for; None: it stands for none."""
@@ -49,6 +54,8 @@ class VllmBlocks:
         self._seed_of = seed_of or (lambda _: None)
         self.skipped: Counter[str] = Counter()
         self.num_shown = 0
+        self.other_kinds: set[str] = set()  # of attention, which are not followed
+        self.group: int | None = None  # which is followed: the first one with whole prompts; None: not seen yet
         self._block_size = block_size
         self._blocks: dict[BlockHash, _Block] = {}
         self._children: dict[BlockHash, dict[BlockHash, None]] = {}  # also of parents that are gone
@@ -84,13 +91,25 @@ class VllmBlocks:
         return runs
 
     def _is_served(self, event: BlockStored | BlockRemoved) -> bool:
-        """The event is about blocks on the GPU and the first kind of attention: offloaded copies serve no prefix by
-        themselves, and the caches of other kinds hold the same tokens once more."""
-        return event.medium in (None, SERVED_MEDIUM) and not event.group_idx
+        """The event is about blocks on the GPU and the group that is followed: offloaded copies serve no prefix by
+        themselves, and the caches of other groups hold the same tokens once more."""
+        if event.medium not in (None, SERVED_MEDIUM):
+            return False
+        group = event.group_idx or 0
+        if isinstance(event, BlockStored) and self.group is None:
+            kind = event.kv_cache_spec_kind
+            if kind in WHOLE_PROMPTS or (kind is None and group == 0):
+                self.group = group
+            elif kind is not None:
+                self.other_kinds.add(kind)
+        return group == self.group
 
     # --- stored -------------------------------------------------------------------------------------------------------
 
     def _store(self, event: BlockStored) -> list[KvEvent]:
+        if len(event.token_ids) != event.block_size * len(event.block_hashes):
+            self.skipped[MISFIT] += len(event.block_hashes)
+            return []
         if event.block_size != self._block_size:
             raise ConfigError(
                 "--block-size",
@@ -107,7 +126,7 @@ class VllmBlocks:
         return self._show_chain(self._add_copies(event, usable, self._seed(event)))
 
     def _usable(self, event: BlockStored) -> int:
-        """How many of the run's first blocks are full and depend on their tokens alone."""
+        """How many of the run's first blocks depend on their tokens alone."""
         if event.lora_id is not None and event.lora_name is None:
             self.skipped["LoRA without a name"] += len(event.block_hashes)
             return 0
@@ -117,10 +136,7 @@ class VllmBlocks:
                 self.skipped["more than tokens in it"] += max(0, usable - i)
                 usable = min(usable, i)
                 break
-        full = len(event.token_ids) // self._block_size
-        if full < usable:
-            self.skipped["partial block"] += usable - full
-        return min(usable, full)
+        return usable
 
     def _is_salt(self, event: BlockStored, index: int, key: object) -> bool:
         """vLLM hashes a salt into the first block of a prompt."""

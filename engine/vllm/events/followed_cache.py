@@ -7,7 +7,7 @@ something wrong.
 import structlog
 
 from baton_proto.kv_events import KvEvent
-from engine.vllm.events.blocks import SeedOf, VllmBlocks
+from engine.vllm.events.blocks import MISFIT, SeedOf, VllmBlocks
 from engine.vllm.events.messages import AllBlocksCleared, VllmBatch, decode_vllm_batch
 from engine.vllm.events.stream import Lost, Message
 from runtime.errors import ProtocolError
@@ -46,6 +46,19 @@ class FollowedCache:
         """The engine has emptied its cache, and will say so with its next step. What it says before is of no use."""
         self._is_forgotten = True
         return self.blocks.clear()
+
+    @property
+    def note(self) -> str:
+        """Why routers find less of the engine's cache than there is; empty when they find all of it."""
+        blocks = self.blocks
+        if self.num_malformed and not self.num_messages:
+            return f"none of its KV events can be read: {self._first_problem}"
+        if blocks.other_kinds and blocks.group is None:
+            kinds = ", ".join(sorted(blocks.other_kinds))
+            return f"its prefixes are not found: its KV events tell of {kinds} alone, not of full attention"
+        if misfits := blocks.skipped[MISFIT]:
+            return f"{misfits} of its KV blocks are not found: events have {MISFIT}"
+        return ""
 
     def say_what_is_missing(self) -> None:
         """From time to time: logs what is not found by routers, when there is something new."""

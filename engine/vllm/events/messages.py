@@ -34,6 +34,7 @@ class BlockStored(Struct, frozen=True, tag="BlockStored"):
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None  # by block: what its hash covers beside the tokens
     group_idx: int | None = None  # of models with several kinds of attention, each with a cache of its own
+    kv_cache_spec_kind: str | None = None  # of the group; older versions do not tell it
 
 
 class BlockRemoved(Struct, frozen=True, tag="BlockRemoved"):

@@ -109,7 +109,7 @@ async def test_a_worker_is_shown_with_its_load_and_the_trees_view_of_it(view: Vi
 async def test_notes_name_what_is_wrong(view: View) -> None:
     async with ScriptedWorker("d0") as decode, AsyncExitStack() as stack:
         misfit = await stack.enter_async_context(ScriptedWorker("d1"))
-        view.pool.apply(decode.added())
+        view.pool.apply(Change("added", replace(decode.record(), note="its prefixes are not found")))
         view.pool.apply(Change("added", replace(misfit.record(), model="another")))
         await view.connected("d0")
         await view.connected("d1")
@@ -119,7 +119,9 @@ async def test_notes_name_what_is_wrong(view: View) -> None:
                 await asyncio.sleep(0.001)
         view.events.notes["d0", 1] = "no events though 9 blocks are cached"
         first, second = (await view.status()).workers
-        assert first.note == "the router has no connection to it; no events though 9 blocks are cached"
+        assert first.note == (
+            "the router has no connection to it; no events though 9 blocks are cached; its prefixes are not found"
+        )
         assert "serves model 'another'" in second.note
         view.namesakes["d1"] = replace(decode.record(), pid=7)
         note = (await view.status()).workers[1].note

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
-from engine.vllm.events.blocks import VllmBlocks
+from engine.vllm.events.blocks import MISFIT, WHOLE_PROMPTS, VllmBlocks
 from engine.vllm.events.messages import decode_vllm_batch
 from router.index.radix_tree import RadixTree
 from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes
@@ -152,11 +152,11 @@ def test_blocks_whose_parent_is_not_known_are_left_out(feed: Feed) -> None:
     assert feed.blocks.skipped == {"unknown parent": 2, "unknown removal": 1}
 
 
-def test_a_partial_block_is_left_out(feed: Feed) -> None:
-    tokens = prompt(2)
-    assert feed.stored([1, 2], None, tokens[:-1]) == [run(tokens[:BLOCK])]
-    assert feed.blocks.skipped == {"partial block": 1}
-    assert feed.stored([3], None, [*prompt(1, start=50), 99]) == [run(prompt(1, start=50))]
+def test_a_run_whose_tokens_do_not_fill_its_blocks_is_left_out(feed: Feed) -> None:
+    """With a sliding window vLLM tells the tokens of all blocks, and the names of those within the window."""
+    assert feed.stored([1, 2], None, prompt(2)[:-1]) == []
+    assert feed.stored([3], None, prompt(2)) == []
+    assert feed.blocks.skipped == {MISFIT: 3}
 
 
 def test_another_block_size_is_refused(feed: Feed) -> None:
@@ -173,11 +173,28 @@ def test_token_ids_that_are_none_are_refused(feed: Feed) -> None:
 
 def test_copies_outside_of_the_gpu_and_other_kinds_of_attention_do_not_count(feed: Feed) -> None:
     assert feed.stored([1], None, prompt(1), medium="CPU") == []
-    assert feed.stored([1], None, prompt(1), group_idx=1) == []
-    assert feed.stored([1], None, prompt(1), medium=None, group_idx=0) == [run(prompt(1))]
+    assert feed.stored([1], None, prompt(1), medium=None) == [run(prompt(1))]
     assert feed(feed.messages.removed([1], medium="CPU")) == []
-    assert feed(feed.messages.removed([1], group_idx=2)) == []
     assert feed.removed(1) != []
+
+
+@pytest.mark.parametrize("kind", [*WHOLE_PROMPTS])
+def test_of_several_kinds_of_attention_the_one_with_whole_prompts_is_followed(feed: Feed, kind: str) -> None:
+    """Wherever it stands: in Gemma's cache it is the last of its groups."""
+    window = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
+    whole = {"group_idx": 2, "kv_cache_spec_kind": kind}
+    assert feed.stored([1], None, prompt(2), **window) == []
+    assert feed.stored([1, 2], None, prompt(2), **whole) == [run(prompt(2))]
+    assert feed.stored([1, 2], None, prompt(2), **(whole | {"group_idx": 3})) == [], "a second one holds the same"
+    assert feed(feed.messages.removed([1, 2], group_idx=0)) == []
+    assert feed(feed.messages.removed([2], group_idx=3)) == []
+    assert feed(feed.messages.removed([2], group_idx=2)) == [gone(names_of(prompt(2))[1][1])]
+    assert feed.blocks.skipped == {}
+
+
+def test_older_versions_tell_no_kind_and_the_first_group_is_followed(feed: Feed) -> None:
+    assert feed.stored([1], None, prompt(1), group_idx=1, kv_cache_spec_kind=None) == []
+    assert feed.stored([1], None, prompt(1), group_idx=None, kv_cache_spec_kind=None) == [run(prompt(1))]
 
 
 def test_lora_blocks_are_hashed_with_the_adapters_name(feed: Feed) -> None:

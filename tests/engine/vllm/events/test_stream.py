@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from engine.vllm.events.blocks import MISFIT
 from engine.vllm.events.stream import VllmStream
 from runtime.errors import ConfigError, ProtocolError, UnavailableError
 from tests.engine.vllm.events.follower import Follower
@@ -164,7 +165,20 @@ async def test_a_malformed_message_withdraws_what_may_be_wrong_now(scene: Scene)
     await scene.engine.send_raw([b"only two", b"frames"])
     await scene.engine.publish(b"\xc1nonsense")
     await scene.until_found(0)
-    assert (scene.cache.num_malformed, scene.cache.num_losses) == (1, 1)
+    assert (scene.cache.num_malformed, scene.cache.num_losses, scene.cache.note) == (1, 1, "")
+    await scene.store(0, 1)
+    await scene.until_found(1)
+
+
+async def test_what_routers_do_not_find_is_said(scene: Scene) -> None:
+    await scene.listen()
+    stored, tokens = scene.messages.stored, list(range(8))
+    await scene.engine.publish(b"\xc1nonsense")
+    await scene.until(lambda: scene.cache.note.startswith("none of its KV events can be read: "))
+    await scene.engine.publish(scene.messages.payload(stored([1], None, tokens, kv_cache_spec_kind="sliding_window")))
+    await scene.until(lambda: "its KV events tell of sliding_window alone, not of full" in scene.cache.note)
+    await scene.engine.publish(scene.messages.payload(stored([1], None, tokens)))
+    await scene.until(lambda: scene.cache.note == f"1 of its KV blocks are not found: events have {MISFIT}")
     await scene.store(0, 1)
     await scene.until_found(1)
 
