@@ -66,6 +66,7 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
     grammar: Annotated[Grammar | None, Rule(needs=Needs.MASK)] = None  # what the answer must look like
     prompt_logprobs: Annotated[Small | None, Rule(0, 20, Needs.KERNEL)] = None  # as logprobs, of the prompt's tokens
+    is_seeded: bool = False  # the seed is the caller's; no parameter of a request
 
     @property
     def is_greedy(self) -> bool:
@@ -96,7 +97,9 @@ def _parameter(name: str, kind: Any) -> Parameter:
 _ANNOTATED = get_type_hints(SamplingParams, include_extras=True)
 
 
-PARAMETERS = {name: _parameter(name, kind) for name, kind in get_type_hints(SamplingParams).items()}
+PARAMETERS = {
+    name: _parameter(name, kind) for name, kind in get_type_hints(SamplingParams).items() if name != "is_seeded"
+}
 """By name."""
 _BEYOND_KERNEL = [row for row in PARAMETERS.values() if row.rule.needs > Needs.KERNEL]
 

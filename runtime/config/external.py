@@ -22,7 +22,6 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     replay: Text  # tcp://HOST:PORT: `replay_endpoint` of the same
     api_key_file: Text | None = None  # the key that it asks for (its --api-key)
     model: Text | None = None  # its name for the model; None: ours
-    seeds: bool | None = None  # whether requests keep their seeds; None: unless its version says that it is for CPUs
 
     def __post_init__(self) -> None:
         if OWN_NAMES.fullmatch(self.name):

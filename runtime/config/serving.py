@@ -277,7 +277,6 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     replay: tcp://gpu-7:5558
     #     api_key_file: vllm.key             # if it asks for a key
     #     model: Qwen/Qwen3-0.6B             # its name for the model, if it is another one than ours
-    #     seeds: false                       # on CPUs: see docs/operating.md
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
 
     # How long steps of an engine take, in milliseconds, where n new prompt tokens come behind p earlier ones of their

@@ -50,7 +50,7 @@ class ExternalEngine:
         """Event loop only; quick, because the server is watched meanwhile."""
         external, layout = self._external, pool_layout(self._files, facts.num_blocks, self._config.engine.block_size)
         cache = ExternalCache(layout.block_size, layout.num_blocks)
-        engine = Engine(core, cache, facts.model, self._files.eos_token_ids, facts.seeds)
+        engine = Engine(core, cache, facts.model, self._files.eos_token_ids)
         stream = functools.partial(VllmStream, external.events, external.replay, CONNECT_TIMEOUT_S)
         return EngineAssembly(
             name="external",

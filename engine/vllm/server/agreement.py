@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from engine.vllm.events.stream import VllmStream
@@ -15,8 +14,6 @@ from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, UnavailableError
-
-log = structlog.get_logger()
 
 SAMPLE = "Hello world 1234, äöü 你好\n  def f(x): return x\t# 🙂"  # words, digits, bytes, white space
 EVENTS_TIMEOUT_S = 10.0
@@ -33,7 +30,6 @@ class Facts:
     model: str  # its name for it
     max_model_len: int
     num_blocks: int
-    seeds: bool  # requests keep theirs
 
 
 class _Version(Struct):
@@ -77,19 +73,7 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
         raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
     await _check_events(external)
-    return Facts(model.id, model.max_model_len, gauges.num_blocks, takes_seeds(version, external))
-
-
-def takes_seeds(version: str, external: ExternalWorkerConfig) -> bool:
-    """Because vLLM on CPUs ends at a seeded prompt of several steps (see engine/vllm/rewinding.py), such a server gets
-    no seeds unless we are told that it takes them."""
-    if external.seeds is not None:
-        return external.seeds
-    on_cpu = "cpu" in version.replace("+", ".").split(".")
-    if on_cpu:
-        remedy = f"{external.where}.seeds: true, with a flag of docs/operating.md"
-        log.warning("requests leave without their seeds", worker=external.name, version=version, remedy=remedy)
-    return not on_cpu
+    return Facts(model.id, model.max_model_len, gauges.num_blocks)
 
 
 def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:

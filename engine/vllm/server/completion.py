@@ -55,15 +55,13 @@ class _Chunk(Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 
 
-def completion(
-    sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int], seeds: bool
-) -> Completion:
-    """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it.
-    seeds: whether the request keeps its own."""
+def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
+    """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it. A
+    seed leaves only when the caller gave one, because vLLM on CPUs ends at a seeded prompt of several steps."""
     sampling = sequence.sampling
     body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
     del body["detokenize"]  # its server always does
-    if not seeds:
+    if not sampling.is_seeded:
         del body["seed"]
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}

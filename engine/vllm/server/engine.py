@@ -21,14 +21,11 @@ class ExternalEngine(VllmEngine):
     """Others may ask the server too: their requests and blocks count in the load as its metrics told last. Event loop
     only."""
 
-    def __init__(
-        self, core: ServerCore, cache: ExternalCache, model: str, eos_token_ids: frozenset[int], seeds: bool
-    ) -> None:
-        """model: the server's name for it. seeds: whether requests keep theirs."""
+    def __init__(self, core: ServerCore, cache: ExternalCache, model: str, eos_token_ids: frozenset[int]) -> None:
+        """model: the server's name for it."""
         super().__init__(SimpleNamespace(engine_core=core), cache, eos_token_ids)
         self.cache: ExternalCache = cache
         self._model = model
-        self._seeds = seeds
         self._others = 0  # requests
         self._alone = ""  # the request whose prompt the server computes, if there is no other one
         self._ended = 0  # of our requests, since the metrics told last
@@ -70,7 +67,7 @@ class ExternalEngine(VllmEngine):
             self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self._context_tokens())
 
     def _request(self, sequence: Sequence) -> Completion:
-        return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids, self._seeds)
+        return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
         wanted = sequence.sampling.logprobs

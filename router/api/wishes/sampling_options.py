@@ -85,9 +85,10 @@ def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any
         values = {name: value for name, value in values.items() if name not in OF_DRAWING}
     for name, value in options.given.items():
         values[name] = _checked(PARAMETERS[name], options.name_of(name), value, vocab_size)
-    if "seed" not in values:
+    is_seeded = "seed" in values
+    if not is_seeded:
         values["seed"] = _dice.getrandbits(63)
-    return SamplingParams(**values)
+    return SamplingParams(**values, is_seeded=is_seeded)
 
 
 def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> Any:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from engine.vllm.server.agreement import agreed, takes_seeds
+from engine.vllm.server.agreement import agreed
 from engine.vllm.server.server import VllmServer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.config.external import ExternalWorkerConfig
@@ -64,16 +64,6 @@ async def test_a_server_of_several_engines_is_refused_with_the_way_out(tiny_mode
         ConfigError, match=r"it has 2 engines, .*: start a server for each, with --data-parallel-size 1"
     ):
         await agree(imitation, tiny_model, model="m")
-
-
-@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.33.0.dev5+g1a2b3c.cpu"])
-def test_a_server_for_cpus_gets_no_seeds_unless_it_takes_them(version: str) -> None:
-    worker = ExternalWorkerConfig("gpu-7", "http://gpu-7:8000", "tcp://gpu-7:5557", "tcp://gpu-7:5558")
-    assert not takes_seeds(version, worker)
-    assert takes_seeds(version, msgspec.structs.replace(worker, seeds=True))
-    assert takes_seeds("0.32.0", worker)
-    assert takes_seeds("0.32.0+cu130", worker)
-    assert not takes_seeds("0.32.0", msgspec.structs.replace(worker, seeds=False))
 
 
 async def test_a_server_that_starts_is_waited_for(tiny_model: Path) -> None:

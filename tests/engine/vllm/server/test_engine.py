@@ -46,8 +46,8 @@ def sequence(tokens: list[int], **sampling: Any) -> Sequence:
     return Sequence("r/1", tokens, len(tokens), SamplingParams(**{"max_tokens": 8} | sampling))
 
 
-def body(of: Sequence, *, seeds: bool = True) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.json.decode(completion(of, of.token_ids, "theirs", EOS, seeds).body)
+def body(of: Sequence) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.json.decode(completion(of, of.token_ids, "theirs", EOS).body)
     return told
 
 
@@ -65,23 +65,21 @@ class Core:
 
 def engine() -> tuple[ExternalEngine, Core, ExternalCache]:
     core, cache = Core(), ExternalCache(BLOCK, 100)
-    return ExternalEngine(core, cache, "theirs", EOS, True), core, cache  # type: ignore[arg-type]
+    return ExternalEngine(core, cache, "theirs", EOS), core, cache  # type: ignore[arg-type]
 
 
 def test_every_sampling_parameter_is_sent_or_refused() -> None:
     plain = body(sequence([3, 4]))
     for name in PARAMETERS.keys() - {"max_tokens", *NOT_SERVED}:
-        assert body(sequence([3, 4], **{name: OTHER_VALUES[name]})) != plain, name
+        assert body(sequence([3, 4], is_seeded=True, **{name: OTHER_VALUES[name]})) != plain, name
 
 
-def test_a_server_that_ends_at_seeds_is_sent_none() -> None:
-    sampled = sequence([3, 4], seed=7)
-    assert body(sampled)["seed"] == 7
-    assert body(sampled, seeds=False).keys() == body(sampled).keys() - {"seed"}
+def test_a_seed_that_the_caller_did_not_give_stays_here() -> None:
+    assert "seed" not in body(sequence([3, 4], seed=7))
 
 
 def test_the_largest_values_are_in_a_form_that_the_server_takes() -> None:
-    of = sequence([3, 4], seed=MAX_SEED, logit_bias={11: -100.0})
+    of = sequence([3, 4], seed=MAX_SEED, is_seeded=True, logit_bias={11: -100.0})
     of.priority = 3
     told = body(of)
     assert told["seed"] == MAX_SEED
