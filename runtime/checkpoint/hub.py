@@ -96,7 +96,8 @@ def _snapshot(
     fetch = partial(snapshot_download, name.repo, local_files_only=cached)
     folder = Path(fetch(revision=name.revision, allow_patterns=list(small_files)))
     weights = wanted(folder)
-    fetch(revision=folder.name, allow_patterns=[glob.escape(file) for file in weights])
+    if weights:
+        fetch(revision=folder.name, allow_patterns=[glob.escape(file) for file in weights])
     if cached and not all((folder / file).is_file() for file in weights):
         raise LocalEntryNotFoundError(f"{folder} has not all weights")
     return folder

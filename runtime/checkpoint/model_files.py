@@ -42,10 +42,12 @@ class ModelFiles:
         return self.config.max_position
 
 
-def resolve_model(name_or_path: str, progress: bool = False, *, foreign: bool = False) -> ModelFiles:
+def resolve_model(
+    name_or_path: str, progress: bool = False, *, foreign: bool = False, weights: bool = True
+) -> ModelFiles:
     """The model `smollm2`, a folder in Hugging Face form, a .gguf file, or a name on the Hugging Face Hub. GGUF files,
     such as smollm2's, are converted once; what the Hub has is downloaded once. foreign: another engine computes it, so
-    that its architecture and quantization are not ours to refuse.
+    that its architecture and quantization are not ours to refuse. weights: they are needed here.
 
     Raises ConfigError when there is no such model, ModelError when it cannot be used.
     """
@@ -53,13 +55,13 @@ def resolve_model(name_or_path: str, progress: bool = False, *, foreign: bool = 
         return _open_gguf(_smollm2_gguf(), SMOLLM2, progress)
     path = Path(name_or_path).expanduser()
     if path.is_dir():
-        return _open_folder(path.resolve(), path.resolve().name, foreign)
+        return _open_folder(path.resolve(), path.resolve().name, foreign, weights)
     if path.is_file() and path.suffix == ".gguf":
         return _open_gguf(path.resolve(), path.stem, progress)
     if path.exists():
         raise ConfigError("model", f"{name_or_path} is neither a folder nor a .gguf file")
     if name := hub_name(name_or_path):
-        return _open_hub(name, progress, foreign)
+        return _open_hub(name, progress, foreign, weights)
     problem = f"neither {SMOLLM2!r} nor an existing folder or .gguf file, nor a name such as Qwen/Qwen3-0.6B"
     raise ConfigError("model", f"{name_or_path!r} is {problem}")
 
@@ -70,19 +72,19 @@ def pinned(name_or_path: str, files: ModelFiles) -> str:
     return name_or_path if name is None else name.at(files.commit)
 
 
-def _open_hub(name: HubName, progress: bool, foreign: bool) -> ModelFiles:
+def _open_hub(name: HubName, progress: bool, foreign: bool, weights: bool) -> ModelFiles:
     if name.file:
         path = hub_file(name)
         commit = path.parents[name.file.count("/")].name
         return replace(_open_gguf(path, name.plain, progress), commit=commit)
-    folder = hub_folder(name, SMALL_FILES, functools.partial(_wanted_weights, foreign=foreign))
-    return replace(_open_folder(folder, name.plain, foreign), commit=folder.name)
+    folder = hub_folder(name, SMALL_FILES, functools.partial(_wanted_weights, foreign=foreign, weights=weights))
+    return replace(_open_folder(folder, name.plain, foreign, weights), commit=folder.name)
 
 
-def _wanted_weights(folder: Path, *, foreign: bool = False) -> list[str]:
+def _wanted_weights(folder: Path, *, foreign: bool, weights: bool) -> list[str]:
     """Before gigabytes are downloaded. Raises ModelError when the model would be refused."""
     _check_config(folder, foreign)
-    return _weight_names(folder)
+    return _weight_names(folder) if weights else []
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -128,9 +130,10 @@ def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
     return _open_folder(converted_folder(path, convert), name)
 
 
-def _open_folder(folder: Path, name: str, foreign: bool = False) -> ModelFiles:
+def _open_folder(folder: Path, name: str, foreign: bool = False, weights: bool = True) -> ModelFiles:
     config = _check_config(folder, foreign)
-    weight_files(folder)  # are there
+    if weights:
+        weight_files(folder)  # are there
     return ModelFiles(folder, name, config, _eos_token_ids(folder, config))
 
 

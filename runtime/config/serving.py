@@ -322,6 +322,11 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         most = limits.max_prefill if role == PREFILL else limits.max_decode
         return bool(self.workers.count(role) or (self.planner.enabled and most))
 
+    @property
+    def computes(self) -> bool:
+        """Whether a worker of ours may compute the model: its weights are needed here."""
+        return any(self.may_have(role) for role in ROLES) or not self.external_workers
+
     def uses(self, engine: WorkerEngine) -> bool:
         """True when any worker has this engine, or one that a planner may add."""
         roles = [role for role in ROLES if self.may_have(role) or not self.workers.total]

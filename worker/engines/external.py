@@ -30,7 +30,8 @@ class ExternalEngine:
         self._external = external
         self._server = VllmServer(external)
         self._files = served_model(config)
-        self._fingerprint = weights_fingerprint(self._files)
+        # Beside workers of ours it goes by our own copy of the weights; alone by the model's configuration.
+        self._fingerprint = weights_fingerprint(self._files) if config.computes else ""
         self._grammars = grammar_compiler(self._files)
 
     async def __aenter__(self) -> Self:

@@ -16,11 +16,13 @@ from tests.runtime.checkpoint.test_gguf import write_gguf
 from tests.tiny_model import write_tiny_model
 
 RESOLVE = """
-import sys
-from runtime.checkpoint.model_files import pinned, resolve_model
+import json, os, sys
+from runtime.checkpoint.model_files import pinned
+from runtime.checkpoint.served_model import served_model
+from runtime.config.serving import parse_config
 from runtime.errors import BatonError
 try:
-    files = resolve_model(sys.argv[1])
+    files = served_model(parse_config({"model": sys.argv[1]} | json.loads(os.environ.get("SECTIONS", "{}"))))
 except BatonError as error:
     raise SystemExit(str(error))
 print(files.folder, files.name, pinned(sys.argv[1], files))
@@ -206,6 +208,16 @@ def test_a_model_that_would_be_refused_costs_no_download_of_its_weights(hub: Hub
     (hub.folder / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
     assert "architectures ['GPT2LMHeadModel'] are not supported" in refused(home, hub.url)
     assert not hub.downloads("model.safetensors")
+
+
+def test_where_nobody_computes_no_weights_are_fetched(hub: HubServer, home: Path) -> None:
+    """Also none of a form that we cannot read."""
+    (hub.folder / "model.safetensors").unlink()
+    server = {"name": "gpu", "address": "http://gpu:8000", "events": "tcp://gpu:5557", "replay": "tcp://gpu:5558"}
+    sections = {"external_workers": [server], "workers": {"prefill": 0, "decode": 0}}
+    folder, _, _ = resolved(home, hub.url, SECTIONS=json.dumps(sections))
+    got = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert got == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_a_model_with_pickled_weights_says_which_formats_are_read(hub: HubServer, home: Path) -> None:
