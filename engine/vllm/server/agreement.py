@@ -37,8 +37,9 @@ class _Version(Struct):
 
 
 class _Model(Struct):
-    id: str
-    max_model_len: int
+    id: str = ""
+    max_model_len: int | None = None  # an adapter tells none, but names its `parent`
+    parent: str | None = None
 
 
 class _Models(Struct):
@@ -73,7 +74,9 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
         raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
     await _check_events(external)
-    return Facts(model.id, model.max_model_len, gauges.num_blocks)
+    lengths = {one.id: one.max_model_len for one in models}
+    most = gauges.num_blocks * gauges.block_size
+    return Facts(model.id, model.max_model_len or lengths.get(model.parent or "") or most, gauges.num_blocks)
 
 
 def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:

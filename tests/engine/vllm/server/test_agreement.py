@@ -1,6 +1,7 @@
 """What a server must have in common with the service, where a real one is not needed to tell."""
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +9,42 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from engine.vllm.server.agreement import agreed
+from engine.vllm.server.agreement import Facts, agreed
 from engine.vllm.server.server import VllmServer
-from runtime.checkpoint.model_files import resolve_model
+from router.text.tokenizer import Tokenizer
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, UnavailableError
-from tests.engine.vllm.server.imitation import Imitation
+from tests.engine.vllm.events.vllm_engine import Engine
+from tests.engine.vllm.server.imitation import MODELS, Imitation
 
 
 async def nothing(_: web.StreamResponse) -> None:
     """Nobody asks for an answer here."""
 
 
-async def agree(imitation: Imitation, folder: Path, **changes: Any) -> None:
+def tokenizer_of(files: ModelFiles) -> Callable[[str], list[int]]:
+    tokenizer = Tokenizer(files.folder, files.config.vocab_size)
+    return lambda text: [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
+@asynccontextmanager
+async def events_of_an_engine() -> AsyncIterator[dict[str, str]]:
+    engine = Engine()
+    await engine.start()
+    try:
+        yield {"events": engine.endpoint, "replay": engine.replay_endpoint}
+    finally:
+        await engine.close()
+
+
+async def agree(imitation: Imitation, folder: Path, **changes: Any) -> Facts:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(imitation.serving())
         external = msgspec.convert(msgspec.to_builtins(imitation.worker) | changes, ExternalWorkerConfig)
         server = await stack.enter_async_context(VllmServer(external))
-        await agreed(parse_config({"engine": {"block_size": 32}}), external, resolve_model(str(folder)), server)
+        return await agreed(parse_config({"engine": {"block_size": 32}}), external, resolve_model(str(folder)), server)
 
 
 async def test_a_key_is_shown_and_a_missing_one_is_named(tiny_model: Path, tmp_path: Path) -> None:
@@ -48,6 +66,20 @@ async def test_a_server_of_another_kind_is_told_from_vllm(tiny_model: Path) -> N
         server.address += "/elsewhere"
         with pytest.raises(ConfigError, match=r"gpu-7.address: .*Not Found"):
             await agreed(parse_config({}), imitation.worker, resolve_model(str(tiny_model)), server)
+
+
+@pytest.mark.parametrize(("asked", "length"), [("m", 512), ("sql", 512), ("base", 728 * 32)])
+async def test_a_server_with_adapters_serves_them_and_its_base_model(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, asked: str, length: int
+) -> None:
+    """What else it says of them is not read."""
+    adapter = {"id": "sql", "max_model_len": None, "parent": "m", "root": 5, "permission": "?"}
+    monkeypatch.setitem(MODELS, "data", [adapter, *MODELS["data"], {"id": "base", "parent": None}, {"object": "model"}])
+    files = resolve_model(str(tiny_model))
+    imitation = Imitation(nothing, tokenizer_of(files))
+    async with events_of_an_engine() as endpoints:
+        facts = await agree(imitation, tiny_model, model=asked, **endpoints)
+    assert (facts.model, facts.max_model_len, facts.num_blocks) == (asked, length, 728)
 
 
 async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(tiny_model: Path) -> None:
