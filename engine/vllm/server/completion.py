@@ -11,7 +11,7 @@ from baton_proto.sampling import TokenLogprobs
 from engine.sequences.sequence import Sequence
 from engine.vllm.cache import salt_of
 from engine.vllm.sampling import vllm_grammar, vllm_sampling
-from engine.vllm.server.server import told
+from engine.vllm.server.server import refusal
 from runtime.errors import ProtocolError
 
 PATH = "/v1/completions"
@@ -77,11 +77,11 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
 
 
 def item_of(request_id: str, data: bytes) -> Item:
-    """What an event says. Raises ProtocolError."""
+    """What an event says. Raises ProtocolError, or RefusedError for an error in the place of a chunk."""
     try:
         choices = _chunk.decode(data).choices
-    except msgspec.DecodeError:  # an error has the place of a chunk
-        return Item(request_id, finish_reason=told(data))
+    except msgspec.DecodeError:
+        raise refusal(data) from None
     if not choices:
         return Item(request_id)
     choice = choices[0]

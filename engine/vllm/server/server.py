@@ -30,6 +30,7 @@ class RefusedError(Exception):
 
 class _Error(msgspec.Struct):
     message: str = ""
+    code: int | None = None
 
 
 class _ErrorBody(msgspec.Struct):
@@ -103,12 +104,14 @@ class VllmServer:
 async def _check_status(answer: aiohttp.ClientResponse) -> None:
     """Raises RefusedError."""
     if answer.status >= 400:
-        raise RefusedError(answer.status, told(await answer.content.read(2 * SHOWN_CHARS)) or f"status {answer.status}")
+        said = refusal(await answer.content.read(2 * SHOWN_CHARS))
+        raise RefusedError(answer.status, str(said) or f"status {answer.status}")
 
 
-def told(body: bytes) -> str:
-    """What an error says, in vLLM's form or another one."""
+def refusal(body: bytes) -> RefusedError:
+    """What an error says, in vLLM's form or another one. Its status is 500 where it tells none."""
     try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.message[:SHOWN_CHARS]
+        error = msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.DecodeError:
-        return body[:SHOWN_CHARS].decode(errors="replace")
+        return RefusedError(500, body[:SHOWN_CHARS].decode(errors="replace"))
+    return RefusedError(error.code or 500, error.message[:SHOWN_CHARS])

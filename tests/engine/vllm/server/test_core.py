@@ -84,13 +84,20 @@ async def test_a_request_that_breaks_ends_with_a_reason_while_the_server_goes_on
 
 
 @pytest.mark.parametrize(("status", "refused"), [(400, True), (422, True), (401, False), (503, False)])
-async def test_a_request_that_the_server_refuses_says_whether_the_request_is_wrong(status: int, refused: bool) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_request_that_the_server_refuses_says_whether_the_request_is_wrong(
+    status: int, refused: bool, has_begun: bool
+) -> None:
+    """Also when the server finds out behind a status of 200: then the error has the place of a chunk."""
+    problem = "max_tokens is too large"
+    event = b'data: {"error":{"message":"%s","type":"BadRequestError","param":null,"code":%d}}\n\ndata: [DONE]\n\n'
     async with asked(saying(LAST)) as (imitation, core):
         await until_finished(core)
-        imitation.refuses = status, "max_tokens is too large"
+        imitation.refuses = None if has_begun else (status, problem)
+        imitation.say = saying(event % (problem.encode(), status))
         await core.add_request_async(Completion("next", b"{}"))
         (last,) = await until_finished(core)
-    assert (last.finish_reason, last.refused) == ("max_tokens is too large", refused)
+    assert (last.finish_reason, last.refused) == (problem, refused)
 
 
 async def test_an_event_without_end_is_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
