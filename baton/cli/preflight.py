@@ -22,6 +22,7 @@ from runtime.own_files import make_folder
 from runtime.processes.other_python import interpreter
 from runtime.processes.ports import try_to_listen
 from runtime.security.secret import read_secrets
+from runtime.security.tls import trusting
 from worker.engines.table import rows_of
 
 
@@ -67,6 +68,8 @@ def _check_external(config: ServingConfig) -> None:
     for external in config.external_workers:
         if external.api_key_file is not None:
             read_secrets(external.api_key_file, f"{external.where}.api_key_file")
+        if external.ca_file is not None:
+            trusting(external.ca_file, f"{external.where}.ca_file")
 
 
 def _check_pairs(config: ServingConfig) -> None:

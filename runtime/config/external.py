@@ -21,6 +21,7 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     events: Text  # tcp://HOST:PORT: `endpoint` of its --kv-events-config
     replay: Text  # tcp://HOST:PORT: `replay_endpoint` of the same
     api_key_file: Text | None = None  # the key that it asks for (its --api-key)
+    ca_file: Text | None = None  # who has signed its certificate, where those that this machine trusts have not
     model: Text | None = None  # its name for the model; None: ours
 
     def __post_init__(self) -> None:

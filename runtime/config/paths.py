@@ -25,8 +25,7 @@ def with_absolute_paths(config: ServingConfig) -> ServingConfig:
         section = functools.reduce(operator.getitem, name.split("."), data)
         section |= {key: _absolute(path) for key in keys if (path := section[key]) is not None}
     for worker in data["external_workers"]:
-        if worker["api_key_file"] is not None:
-            worker["api_key_file"] = _absolute(worker["api_key_file"])
+        worker |= {key: _absolute(worker[key]) for key in ("api_key_file", "ca_file") if worker[key] is not None}
     data["workers"]["weights_folders"] = [_absolute(folder) for folder in config.workers.weights_folders]
     if Path(config.model).expanduser().exists():
         data["model"] = _absolute(config.model)

@@ -276,6 +276,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     events: tcp://gpu-7:5557           # `endpoint` and `replay_endpoint` of its --kv-events-config
     #     replay: tcp://gpu-7:5558
     #     api_key_file: vllm.key             # if it asks for a key
+    #     ca_file: ca.pem                    # of an https:// address, if this machine does not trust its CA
     #     model: Qwen/Qwen3-0.6B             # its name for the model, if it is another one than ours
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
 

@@ -104,6 +104,11 @@ def _bytes(file: str, field: str) -> bytes:
         raise ConfigError(field, f"{file}: {error.strerror or error}") from error
 
 
+def trusting(ca_file: str, field: str) -> ssl.SSLContext:
+    """The context of a client that trusts the file's certificates. Raises ConfigError."""
+    return client_context(_bytes(ca_file, field), field, ca_file)
+
+
 def client_context(ca: bytes, field: str, path: object) -> ssl.SSLContext:
     """The context of a client that trusts `ca`, as gRPC clients do. Raises ConfigError when `ca` is no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

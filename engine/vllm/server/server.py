@@ -1,6 +1,7 @@
 """HTTP to one vLLM server."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -12,6 +13,7 @@ import msgspec
 from runtime.config.external import ExternalWorkerConfig
 from runtime.errors import ProtocolError, UnavailableError
 from runtime.security.secret import read_secrets
+from runtime.security.tls import trusting
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 30.0  # a server that says nothing for as long is lost
@@ -41,17 +43,20 @@ class VllmServer:
     """Use it as a context. Event loop only."""
 
     def __init__(self, external: ExternalWorkerConfig) -> None:
-        """Raises ConfigError when the key cannot be read."""
+        """Raises ConfigError when the key or the CA cannot be read."""
         self.address = external.address.rstrip("/").removesuffix("/v1")
         self._headers = {}
         if external.api_key_file is not None:
             key = read_secrets(external.api_key_file, f"{external.where}.api_key_file")[0]
             self._headers = {"Authorization": f"Bearer {key.reveal()}"}
+        ca_file = external.ca_file
+        self._tls = ssl.create_default_context() if ca_file is None else trusting(ca_file, f"{external.where}.ca_file")
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)  # the router limits what runs here
+        # The router limits what runs here.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S, ssl=self._tls)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector)
         return self
 

@@ -1,6 +1,7 @@
 """A server for faults that a real vLLM cannot be made to show: it says what the test wants."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,6 +35,7 @@ class Imitation:
         self.say = say
         self.tokenize = tokenize
         self.metrics = METRICS
+        self.models: Any = MODELS
         self.question: dict[str, Any] = {}  # the last one
         self.api_key = ""  # that it asks for
         self.is_healthy = True
@@ -41,10 +43,12 @@ class Imitation:
         self.refuses: tuple[int, str] | None = None  # status and reason with which it refuses completions
         self.gone = asyncio.Event()  # a client has left
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
 
     @property
     def worker(self) -> ExternalWorkerConfig:
-        return ExternalWorkerConfig("gpu-7", f"http://127.0.0.1:{self.port}", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+        address = f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
+        return ExternalWorkerConfig("gpu-7", address, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Imitation"]:
@@ -57,7 +61,7 @@ class Imitation:
         app.router.add_post("/v1/completions", self._complete)
         runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
         self.port = runner.addresses[0][1]
         try:
@@ -79,7 +83,7 @@ class Imitation:
         return web.json_response({"version": "0.32.0"})
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response(MODELS)
+        return web.json_response(self.models)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": self.tokenize((await request.json())["prompt"])})

@@ -1,5 +1,6 @@
 """What a server must have in common with the service, where a real one is not needed to tell."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trustme
 from aiohttp import web
 
 from engine.vllm.server.agreement import Facts, agreed
@@ -60,6 +62,22 @@ async def test_a_key_is_shown_and_a_missing_one_is_named(tiny_model: Path, tmp_p
         await agree(imitation, tiny_model, model="m", api_key_file=str(tmp_path / "key"))
 
 
+async def test_a_server_whose_certificate_this_machine_does_not_trust_needs_its_ca(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    imitation = Imitation(nothing)
+    imitation.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(imitation.tls)
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        await agree(imitation, tiny_model, model="m")
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    with pytest.raises(ConfigError, match="its tokenizer is another one"):  # the next thing that differs
+        await agree(imitation, tiny_model, model="m", ca_file=str(tmp_path / "ca"))
+    with pytest.raises(ConfigError, match=r"gpu-7\.ca_file: .*/none: No such file"):
+        await agree(imitation, tiny_model, model="m", ca_file=str(tmp_path / "none"))
+
+
 async def test_a_server_of_another_kind_is_told_from_vllm(tiny_model: Path) -> None:
     imitation = Imitation(nothing)
     async with imitation.serving(), VllmServer(imitation.worker) as server:
@@ -69,14 +87,11 @@ async def test_a_server_of_another_kind_is_told_from_vllm(tiny_model: Path) -> N
 
 
 @pytest.mark.parametrize(("asked", "length"), [("m", 512), ("sql", 512), ("base", 728 * 32)])
-async def test_a_server_with_adapters_serves_them_and_its_base_model(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, asked: str, length: int
-) -> None:
+async def test_a_server_with_adapters_serves_them_and_its_base_model(tiny_model: Path, asked: str, length: int) -> None:
     """What else it says of them is not read."""
     adapter = {"id": "sql", "max_model_len": None, "parent": "m", "root": 5, "permission": "?"}
-    monkeypatch.setitem(MODELS, "data", [adapter, *MODELS["data"], {"id": "base", "parent": None}, {"object": "model"}])
-    files = resolve_model(str(tiny_model))
-    imitation = Imitation(nothing, tokenizer_of(files))
+    imitation = Imitation(nothing, tokenizer_of(resolve_model(str(tiny_model))))
+    imitation.models = {"data": [adapter, *MODELS["data"], {"id": "base", "parent": None}, {"object": "model"}]}
     async with events_of_an_engine() as endpoints:
         facts = await agree(imitation, tiny_model, model=asked, **endpoints)
     assert (facts.model, facts.max_model_len, facts.num_blocks) == (asked, length, 728)
