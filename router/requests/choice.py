@@ -269,9 +269,10 @@ class Choice:
         return any(worker.key != besides and worker.key not in self._excluded for worker in able)
 
     def _check_fits(self) -> None:
-        """Raises InvalidRequestError when there are workers and all are too small."""
-        limit = largest(self._parts.pool.ready_decode())
-        if limit is not None and limit < self._max_tokens and not self.output:
+        """Raises InvalidRequestError when there are workers and all are too small, those that come back among them."""
+        pool = self._parts.pool
+        limit = largest(pool.ready_decode())
+        if limit is not None and max(limit, pool.longest_away()) < self._max_tokens and not self.output:
             problem = f"{len(self._request.prompt)} prompt tokens and {self._sampling.max_tokens} of output"
             raise InvalidRequestError("prompt", f"{problem} are more than any worker takes: {limit} tokens")
 

@@ -22,6 +22,13 @@ class Limits(Struct, frozen=True):
 
     max_model_len: int  # what the model takes
     pool_tokens: int | None = None  # what the roomiest worker takes; None: no worker is known
+    away_tokens: int = 0  # what a worker takes that is expected back
+
+    @property
+    def longest(self) -> int:
+        """A longer request is refused."""
+        roomiest = max(self.pool_tokens or 0, self.away_tokens)
+        return min(self.max_model_len, roomiest or self.max_model_len)
 
 
 class Generator(Protocol):

@@ -73,7 +73,8 @@ class Generator:
 
     def limits(self) -> Limits:
         """Limits that validation needs before a request is made."""
-        return Limits(self._max_model_len, largest(self._parts.pool.ready_decode()))
+        pool = self._parts.pool
+        return Limits(self._max_model_len, largest(pool.ready_decode()), pool.longest_away())
 
     def not_ready(self) -> str | None:
         """Why no request can be served now; None: ready."""

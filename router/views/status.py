@@ -64,7 +64,9 @@ class StatusView:
 
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
-        workers = [self._worker(worker) for _, worker in sorted(self.pool.workers.items())]
+        workers = [self._worker(worker) for worker in self.pool.workers.values()]
+        workers += [_away(name) for name in self.pool.away()]
+        workers.sort(key=lambda worker: worker.worker_id)
         queue = pb.QueueStatus(**self.queue.view()._asdict())
         return pb.StatusResponse(router_id=self.router_id, workers=workers, queue=queue, totals=self._totals())
 
@@ -117,3 +119,8 @@ class StatusView:
             tree_blocks=events.tree.num_blocks,
             tree_runs=events.tree.num_edges,
         )
+
+
+def _away(name: str) -> pb.WorkerStatus:
+    note = f"its server is away, or does not fit: `baton logs {name}` says why"
+    return pb.WorkerStatus(worker_id=name, role="decode", engine="external", state="away", note=note)

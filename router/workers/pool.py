@@ -63,7 +63,8 @@ class _Ready:
 
 
 class WorkerPool:
-    """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load."""
+    """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
+    names of workers that come back when they are away."""
 
     def __init__(
         self,
@@ -75,8 +76,10 @@ class WorkerPool:
         *,
         changed: Callable[[], None] = lambda: None,
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
+        expected: Iterable[str] = (),
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
+        self._longest = dict.fromkeys(expected, 0)  # tokens of a request that each took when it was there
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
@@ -124,6 +127,15 @@ class WorkerPool:
     def ready_decode(self, num_tokens: int = 0) -> list[PooledWorker]:
         """Usable decode workers that take sequences of `num_tokens`."""
         return self._ready("decode").that_take(num_tokens)
+
+    def away(self) -> list[str]:
+        """Names of expected workers that are not there."""
+        return [name for name in self._longest if name not in self.workers]
+
+    def longest_away(self) -> int:
+        """The longest request that an expected worker takes which is not usable now, in tokens; 0: there is none."""
+        here = {worker.record.worker_id for worker in self.ready_decode()}
+        return max((longest for name, longest in self._longest.items() if name not in here), default=0)
 
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         """The keys of `ready_decode`; the same tuple as long as nothing changes."""
@@ -213,6 +225,8 @@ class WorkerPool:
             record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key, self._pace
         )
         worker = self.workers[record.worker_id] = PooledWorker(record, link, self._misfit(record))
+        if record.worker_id in self._longest:
+            self._longest[record.worker_id] = record.max_model_len
         if worker.misfit:
             log.warning("worker is not used", worker=key[0], reason=worker.misfit)
 

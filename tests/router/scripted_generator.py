@@ -30,9 +30,10 @@ class ScriptedGenerator:
         self.cancelled = asyncio.Event()
         self.max_model_len = MAX_MODEL_LEN
         self.pool_tokens: int | None = None
+        self.away_tokens = 0
 
     def limits(self) -> Limits:
-        return Limits(self.max_model_len, self.pool_tokens)
+        return Limits(self.max_model_len, self.pool_tokens, self.away_tokens)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         self.requests.append(request)

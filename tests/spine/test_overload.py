@@ -56,7 +56,7 @@ async def the_pool_is_a_limit_of_one_request(service: Service) -> None:
             await ask(service.client, random_prompt(length, seed=3), max_tokens)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert (caught.value.details() or "").startswith(f"{field}: ")
-        assert f"the largest worker's KV pool holds {POOL_TOKENS}" in (caught.value.details() or "")
+        assert f"the largest worker takes {POOL_TOKENS}" in (caught.value.details() or "")
     await until_idle(service)
 
 

@@ -227,5 +227,7 @@ async def incarnation(service: Service, worker_id: str) -> int:
 
 async def until_status(service: Service, worker_ids: Set[str]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while {worker.worker_id for worker in (await service.client.status(60)).workers} != worker_ids:
+        while {
+            worker.worker_id for worker in (await service.client.status(60)).workers if worker.state != "away"
+        } != worker_ids:
             await asyncio.sleep(0.05)

@@ -88,6 +88,14 @@ async def until_there(service: Service, *worker_ids: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_away(service: Service, worker_id: str) -> None:
+    async with asyncio.timeout(60):
+        while worker_id not in [
+            one.worker_id for one in (await service.client.status(60)).workers if one.state == "away"
+        ]:
+            await asyncio.sleep(0.02)
+
+
 async def until_found(service: Service, blocks: int) -> None:
     """The router's tree has so many blocks."""
     async with asyncio.timeout(30):
@@ -125,6 +133,8 @@ async def test_servers_elsewhere_are_indexed_chosen_lost_and_found_again(tiny_mo
             await asyncio.gather(*stopped)
             await until_there(service, "gpu-1")
             await until_found(service, 0)
+
+            await until_away(service, "gpu-2")
 
             two.slow = False
             two.has_blocks_of(32)
@@ -177,6 +187,33 @@ async def test_a_penalized_answer_survives_its_server_and_what_no_server_takes_i
             assert answer.served_by[0].attempts == 2
             assert {tuple(server.http.question["prompt"]) for server in servers} == {(10, 11, 12)}
             await asyncio.gather(*stopped)
+
+
+async def test_while_the_only_long_server_is_away_a_long_request_is_not_the_callers_mistake(
+    tiny_model: Path,
+) -> None:
+    async with counting(tiny_model) as (short, long):
+        short.http.models = {"data": [{"id": "m", "max_model_len": 64}]}
+        workers = [short.worker("short"), long.worker("long")]
+        sections: dict[str, Any] = {
+            "external_workers": workers,
+            "engine": {"block_size": BLOCK},
+            "router": {"no_worker_timeout_s": 0.5},
+        }
+        async with running_service(tiny_model, 0, 0, **sections) as service:
+            (model,) = await service.client.models()
+            assert model.max_model_len == 512, "the longest that a server takes, not the model"
+            prompt = [10] * 100
+            assert (await ask(service.client, prompt, 5)).served_by[0].decode_worker == "long"
+            await long.stop()
+            await until_away(service, "long")
+            with pytest.raises(grpc.aio.AioRpcError, match="no decode worker that can serve was ready") as no:
+                await ask(service.client, prompt, 5)
+            assert no.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert (await ask(service.client, prompt[:20], 5)).served_by[0].decode_worker == "short"
+            with pytest.raises(grpc.aio.AioRpcError, match="the largest worker takes 512") as no:
+                await ask(service.client, prompt * 6, 5)
+            assert no.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_server_that_does_not_fit_ends_the_start_with_the_reason(tiny_model: Path) -> None:

@@ -94,7 +94,5 @@ class InferenceService(pb_grpc.InferenceServicer):
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
         limits = self._frontend.generator.limits()
-        model = pb.Model(
-            id=self._frontend.model, max_model_len=limits.max_model_len, created_s=self._frontend.created_s
-        )
+        model = pb.Model(id=self._frontend.model, max_model_len=limits.longest, created_s=self._frontend.created_s)
         return pb.ListModelsResponse(models=[model])

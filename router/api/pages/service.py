@@ -72,7 +72,7 @@ class ServicePages:
             "object": "model",
             "created": self._frontend.created_s,
             "owned_by": "baton",
-            "max_model_len": self._frontend.generator.limits().max_model_len,
+            "max_model_len": self._frontend.generator.limits().longest,
         }
         if "anthropic-version" in request.headers:
             created_at = datetime.fromtimestamp(fields["created"], UTC).isoformat()

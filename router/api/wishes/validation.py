@@ -248,7 +248,7 @@ async def tokenize(
     limits = frontend.generator.limits()
     if last_tokens is None:
         return await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)
-    limits = Limits(CUT_TIMES * _longest(limits))
+    limits = Limits(CUT_TIMES * limits.longest)
     return (await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits))[-last_tokens:]
 
 
@@ -264,7 +264,7 @@ async def _tokenize(
         _check_fits(name, len(prompt), limits)
         return _check_token_ids(prompt, name, tokenizer.vocab_size)
     num_chars = prompt.num_chars() if isinstance(prompt, Chat) else len(prompt)
-    max_chars = _longest(limits) * min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
+    max_chars = limits.longest * min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
     if num_chars > max_chars:  # it would take seconds to say how many tokens they are
         problem = (
             f"has {num_chars} characters, more than the {max_chars} that are read here; {_who_takes(limits)} tokens"
@@ -313,8 +313,9 @@ def _check_length(
     """Returns how many tokens may be generated: the caller's number, else the model's default as far as it fits, else
     all that fit."""
     _check_fits(name, num_prompt_tokens, limits)
-    room = _longest(limits) - num_prompt_tokens
-    max_tokens: int = options.given.get("max_tokens", min(room, defaults.get("max_tokens", room)))
+    room, room_now = limits.longest - num_prompt_tokens, (limits.pool_tokens or 0) - num_prompt_tokens
+    own = min(room, room_now) if room_now > 0 else room  # where the caller gives no number, whoever is there may serve
+    max_tokens: int = options.given.get("max_tokens", min(own, defaults.get("max_tokens", own)))
     if max_tokens > room and options.cuts_max_tokens:
         return room
     if max_tokens > room:
@@ -329,26 +330,22 @@ def _last_tokens(call: Call, options: Options, limits: Limits) -> int | None:
         return None
     if call.last_tokens == LONGEST:
         max_tokens: int = options.given.get("max_tokens", 1)
-        return max(1, _longest(limits) - max(1, max_tokens))
+        return max(1, limits.longest - max(1, max_tokens))
     if not call.last_tokens:
         raise InvalidRequestError(TRUNCATE, "is 0, must be at least 1, or -1 for as many tokens as fit")
-    check_range(TRUNCATE, call.last_tokens, LONGEST, _longest(limits) - 1)
+    check_range(TRUNCATE, call.last_tokens, LONGEST, limits.longest - 1)
     return call.last_tokens
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
     """Prompt and one generated token must fit."""
-    if num_tokens < _longest(limits):
+    if num_tokens < limits.longest:
         return
     problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"
     raise ContextLengthError(name, problem)
 
 
-def _longest(limits: Limits) -> int:
-    return min(limits.max_model_len, limits.pool_tokens or limits.max_model_len)
-
-
 def _who_takes(limits: Limits) -> str:
-    if limits.pool_tokens is not None and limits.pool_tokens < limits.max_model_len:
-        return f"the largest worker's KV pool holds {limits.pool_tokens}"
+    if limits.longest < limits.max_model_len:
+        return f"the largest worker takes {limits.longest}"
     return f"the model takes {limits.max_model_len}"

@@ -203,9 +203,21 @@ async def test_prompt_and_output_together_must_fit(frontend: Frontend) -> None:
         await check(frontend, [5] * 90, max_tokens=11)
 
 
+async def test_a_worker_that_is_away_takes_long_requests_when_it_is_back(frontend: Frontend) -> None:
+    """Whoever does not say how long the answer may be is served by those that are there."""
+    assert isinstance(frontend.generator, ScriptedGenerator)
+    with_limits(frontend, 100, pool_tokens=20)
+    frontend.generator.away_tokens = 64
+    assert (await check(frontend, [5] * 15)).sampling[0].max_tokens == 5
+    assert (await check(frontend, [5] * 15, max_tokens=40)).sampling[0].max_tokens == 40
+    assert (await check(frontend, [5] * 60)).sampling[0].max_tokens == 4
+    with pytest.raises(ContextLengthError, match="the largest worker takes 64"):
+        await check(frontend, [5] * 64)
+
+
 async def test_the_largest_pool_is_a_limit_too(frontend: Frontend) -> None:
     with_limits(frontend, 100, pool_tokens=64)
-    with pytest.raises(ContextLengthError, match="the largest worker's KV pool holds 64"):
+    with pytest.raises(ContextLengthError, match="the largest worker takes 64"):
         await check(frontend, [5] * 64)
     assert (await check(frontend, [5] * 60)).sampling[0].max_tokens == 4
     with_limits(frontend, 100, pool_tokens=1000)
