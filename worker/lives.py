@@ -14,7 +14,7 @@ from baton_proto.discovery import WorkerRecord
 from runtime.config.serving import ServingConfig, load_config
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.collector import calm_collector
-from runtime.processes.serving import stop_signal
+from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
@@ -71,22 +71,23 @@ class Lives:
         self._build_role = build_role
         self._engine = engine
         self._stop = stop
-        self._was_ready = False
+        self._has_answered = False  # to whoever has started the process
         self._told = ""  # why there is no engine
 
     async def live_while_there(self) -> None:
-        """Returns after the drain. Raises ConfigError, or UnavailableError when the engine is not there in time for the
-        first life; later on its absence is waited out."""
+        """Returns after the drain. An engine that is not there, or does not fit, is asked again and again; whoever has
+        started the process hears of it, at once when it does not fit, else when the first life is late."""
         deadline_s = time.monotonic() + START_SHARE * self._config.workers.ready_timeout_s
         async with self._engine:
             while not self._stop.is_set():
                 try:
                     await self._live()
                 except BatonError as error:
-                    may_come = isinstance(error, UnavailableError) and time.monotonic() < deadline_s
-                    if not self._was_ready and not may_come:
-                        raise
                     self._tell(str(error))
+                    may_come = isinstance(error, UnavailableError) and time.monotonic() < deadline_s
+                    if not self._has_answered and not may_come:
+                        self._has_answered = True
+                        print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), RETRY_S)
 
@@ -101,7 +102,7 @@ class Lives:
             log.warning("waiting for the engine", worker=self._worker_id, reason=reason)
 
     def _ready(self, record: WorkerRecord) -> None:
-        if not self._was_ready:
+        if not self._has_answered:
             announce_ready(record)
-        self._was_ready = True
+        self._has_answered = True
         self._told = ""

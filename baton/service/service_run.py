@@ -149,9 +149,10 @@ class ServiceRun:
 
     def _process_ready(self, ready: Ready) -> None:
         where = ", ".join(f"{name} {address}" for name, address in ready.addresses.items())
+        state = f"does not serve yet: {ready.problem} " if ready.problem else "ready"
         self._tell(
-            f"{ready.id:<12} ready after {time.monotonic() - self._start_s:4.1f} s  pid {ready.pid}  {where}",
-            event="ready",
+            f"{ready.id:<12} {state} after {time.monotonic() - self._start_s:4.1f} s  pid {ready.pid}  {where}",
+            event="away" if ready.problem else "ready",
             process=ready.process,
             id=ready.id,
             pid=ready.pid,

@@ -28,7 +28,7 @@ from runtime.discovery.living_names import living_names
 from runtime.errors import ConfigError, UnavailableError
 from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
-from runtime.processes.process import Process, ProcessExit, Ready
+from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
 from runtime.security.keys import handed_on, load_keys, load_or_make_keys
 from runtime.security.tls import load_tls
 
@@ -98,7 +98,7 @@ class Supervisor:
                     group.create_task(self._until_ready(name, process))
                 for launch in missing:
                     group.create_task(self._start(launch))
-            await self.until_used([*self.children.workers("prefill"), *self.children.workers("decode")])
+            await self.until_used(self._serving())
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
         except BaseException as error:
             if not living:
@@ -136,7 +136,16 @@ class Supervisor:
             await self._start_nats(self.ready[NATS].addresses)
             return
         await self._start(msgspec.structs.replace(self._launches.router(), addresses=self.ready[name].addresses))
-        await self.until_used([*self.children.workers("prefill"), *self.children.workers("decode")])
+        await self.until_used(name for name in self._serving() if self.config.external_worker(name) is None)
+
+    def _serving(self) -> list[str]:
+        """The workers but for those that say why they do not serve yet. Raises ProcessFailedError when no decode worker
+        is left."""
+        problems = {name: ready.problem for name, ready in self.ready.items() if ready.problem}
+        decode = self.children.workers("decode")
+        if decode and problems.keys() >= {*decode}:
+            raise ProcessFailedError(decode[0], f"does not serve: {problems[decode[0]]}")
+        return [name for name in [*self.children.workers("prefill"), *decode] if name not in problems]
 
     async def until_used(self, worker_ids: Iterable[str]) -> None:
         """Raises ProcessFailedError."""

@@ -17,6 +17,7 @@ class Ready(msgspec.Struct, frozen=True):
     id: str
     pid: int
     addresses: dict[str, str] = {}  # such as grpc: "127.0.0.1:8001"
+    problem: str = ""  # why it does not serve yet, though it may later on
 
 
 @dataclass(frozen=True, slots=True)

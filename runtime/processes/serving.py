@@ -20,9 +20,9 @@ READY_PREFIX: Final = b"BATON_READY "
 _decode_ready = decoder(Ready, json=True)
 
 
-def print_ready(process: str, name: str, addresses: Mapping[str, str]) -> None:
+def print_ready(process: str, name: str, addresses: Mapping[str, str], problem: str = "") -> None:
     """Prints the one line on stdout that whoever started the process waits for."""
-    ready = Ready(process, name, os.getpid(), dict(addresses))
+    ready = Ready(process, name, os.getpid(), dict(addresses), problem)
     print((READY_PREFIX + msgspec.json.encode(ready)).decode(), flush=True)
 
 

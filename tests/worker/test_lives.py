@@ -216,10 +216,23 @@ async def test_while_the_only_long_server_is_away_a_long_request_is_not_the_call
             assert no.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_server_that_does_not_fit_ends_the_start_with_the_reason(tiny_model: Path) -> None:
+async def test_when_no_server_fits_the_start_ends_with_the_reason(tiny_model: Path) -> None:
     async with counting(tiny_model) as (one, _):
         one.http.tokenize = lambda text: [1, 2, 3]
         sections: dict[str, Any] = {"external_workers": [one.worker("gpu-1")], "engine": {"block_size": BLOCK}}
-        with pytest.raises(ProcessFailedError, match="gpu-1"):
+        with pytest.raises(ProcessFailedError, match=r"gpu-1 does not serve: .* its tokenizer is another one"):
             async with running_service(tiny_model, 0, 0, **sections):
                 pass
+
+
+async def test_one_wrong_server_among_others_does_not_end_the_start(tiny_model: Path) -> None:
+    async with counting(tiny_model) as (one, two):
+        right, one.http.tokenize = one.http.tokenize, lambda text: [1, 2, 3]
+        workers = [one.worker("gpu-1"), two.worker("gpu-2")]
+        sections: dict[str, Any] = {"external_workers": workers, "engine": {"block_size": BLOCK}}
+        async with running_service(tiny_model, 0, 0, **sections) as service:
+            await until_away(service, "gpu-1")
+            assert (await ask(service.client, [10, 11], 5)).served_by[0].decode_worker == "gpu-2"
+            assert "its tokenizer is another one" in service.log("gpu-1")
+            one.http.tokenize = right
+            await until_there(service, "gpu-1", "gpu-2")
