@@ -64,5 +64,5 @@ class ExternalEngine:
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
             limits=LIMITS,
-            note=lambda: cache.note,
+            note=lambda: facts.note or cache.note,
         )

@@ -30,6 +30,7 @@ class Facts:
     model: str  # its name for it
     max_model_len: int
     num_blocks: int
+    note: str = ""  # what `status` says of it, though it may serve
 
 
 class _Version(Struct):
@@ -76,7 +77,8 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
     await _check_events(external)
     lengths = {one.id: one.max_model_len for one in models}
     most = gauges.num_blocks * gauges.block_size
-    return Facts(model.id, model.max_model_len or lengths.get(model.parent or "") or most, gauges.num_blocks)
+    note = "" if gauges.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
+    return Facts(model.id, model.max_model_len or lengths.get(model.parent or "") or most, gauges.num_blocks, note)
 
 
 def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:

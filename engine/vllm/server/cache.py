@@ -7,6 +7,7 @@ import numpy as np
 from baton_proto.kv_events import KvEvent, Removed, Stored
 from engine.vllm.cache import VllmCache
 from engine.vllm.events.stream import Lost, Message
+from engine.vllm.server.told_blocks import ToldBlocks
 
 
 class ExternalCache(VllmCache):
@@ -14,24 +15,29 @@ class ExternalCache(VllmCache):
 
     def __init__(self, block_size: int, num_blocks: int) -> None:
         super().__init__(block_size, num_blocks)
-        self._held: set[int] = set()  # sequence hashes
+        self.held: set[int] = set()  # sequence hashes
+        self.told = ToldBlocks(self.held)
 
     def take(self, item: Message | Lost) -> list[KvEvent]:
         events = super().take(item)
         for event in events:
             match event:
                 case Stored():
-                    self._held.update(_hashes(event.sequence_hashes))
+                    self.held.update(_hashes(event.sequence_hashes))
                 case Removed():
-                    self._held.difference_update(_hashes(event.sequence_hashes))
+                    self.held.difference_update(_hashes(event.sequence_hashes))
                 case _:
-                    self._held.clear()
+                    self.held.clear()
         return events
+
+    @property
+    def note(self) -> str:
+        return super().note or self.told.note
 
     def cached_tokens(self, sequence_hashes: Sequence[int]) -> int:
         """How many tokens of a prompt are cached, by the names of its blocks."""
         blocks = 0
-        while blocks < len(sequence_hashes) and sequence_hashes[blocks] in self._held:
+        while blocks < len(sequence_hashes) and sequence_hashes[blocks] in self.held:
             blocks += 1
         return blocks * self.block_size
 

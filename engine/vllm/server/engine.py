@@ -30,6 +30,7 @@ class ExternalEngine(VllmEngine):
         self._alone = ""  # the request whose prompt the server computes, if there is no other one
         self._ended = 0  # of our requests, since the metrics told last
         self._blocks_used = 0
+        self._unfollowed = 0  # losses of events, and blocks that were left out, when last looked at
 
     def add(self, sequence: Sequence) -> None:
         """Because the server does not tell how much of a prompt it had cached, we look into our copy of its books."""
@@ -48,6 +49,9 @@ class ExternalEngine(VllmEngine):
             ours = len(self._sequences) + self._ended
             self._others = max(0, stats.num_running_reqs + stats.num_waiting_reqs - ours)
             self._ended = 0
+            unfollowed = self.cache.num_losses + self.cache.blocks.skipped.total()
+            self.cache.told.look(outputs.timestamp, is_blind=unfollowed != self._unfollowed)
+            self._unfollowed = unfollowed
 
     def _forget(self, request_id: str) -> Sequence | None:
         sequence = super()._forget(request_id)
@@ -61,6 +65,8 @@ class ExternalEngine(VllmEngine):
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         """Because the server does not tell how long its steps take, a prompt that was alone is taken for one step."""
         super()._note_prompt(sequence, item, end_s)
+        if sequence.sequence_hashes:
+            self.cache.told.computed(sequence.sequence_hashes[-1], end_s)
         start_s, _, tokens = sequence.chunks[-1]
         if self._alone == sequence.request_id:
             decoding = len(self._sequences) - 1

@@ -27,6 +27,7 @@ class Gauges:
     numbers: dict[str, float] = field(default_factory=dict)
     block_size: int = 0  # 0: not told
     num_blocks: int = 0
+    caches: bool = True  # prefixes are kept
     engines: int = 0  # of the server: more than one with --data-parallel-size
 
     @classmethod
@@ -42,7 +43,8 @@ class Gauges:
             else:
                 numbers[name] += sample.value
                 engines += name == "kv_cache_usage_perc"
-        return cls(numbers, _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks")), engines)
+        block_size, num_blocks = _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks"))
+        return cls(numbers, block_size, num_blocks, cache.get("enable_prefix_caching") != "False", engines)
 
     @property
     def running(self) -> int:

@@ -19,7 +19,7 @@ from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, UnavailableError
 from tests.engine.vllm.events.vllm_engine import Engine
-from tests.engine.vllm.server.imitation import MODELS, Imitation
+from tests.engine.vllm.server.imitation import METRICS, MODELS, Imitation
 
 
 async def nothing(_: web.StreamResponse) -> None:
@@ -94,7 +94,15 @@ async def test_a_server_with_adapters_serves_them_and_its_base_model(tiny_model:
     imitation.models = {"data": [adapter, *MODELS["data"], {"id": "base", "parent": None}, {"object": "model"}]}
     async with events_of_an_engine() as endpoints:
         facts = await agree(imitation, tiny_model, model=asked, **endpoints)
-    assert (facts.model, facts.max_model_len, facts.num_blocks) == (asked, length, 728)
+    assert (facts.model, facts.max_model_len, facts.num_blocks, facts.note) == (asked, length, 728, "")
+
+
+async def test_a_server_that_keeps_no_prefixes_serves_and_is_noted(tiny_model: Path) -> None:
+    imitation = Imitation(nothing, tokenizer_of(resolve_model(str(tiny_model))))
+    imitation.metrics = METRICS.replace("engine=", 'enable_prefix_caching="False",engine=')
+    async with events_of_an_engine() as endpoints:
+        facts = await agree(imitation, tiny_model, model="m", **endpoints)
+    assert facts.note == "its prefix caching is off: start it without --no-enable-prefix-caching"
 
 
 async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(tiny_model: Path) -> None:
