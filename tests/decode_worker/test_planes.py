@@ -202,13 +202,14 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
     worker = await start_worker("prefill", "prefill-drained", config, folder)
     mortal.append(worker)
     async with RouterClient(decode) as router, RouterClient(worker) as its_own:
-        answer = await router.submit(prompt(1000, seed=480), prefill=worker.target, max_tokens=2)
-        kept = await its_own.submit(prompt(1000, seed=482), max_tokens=100)
-        await worker.until("running", lambda report: report.load.running == 2)
+        kept = await its_own.submit(prompt(40, seed=482), max_tokens=3000)
+        await kept.tokens(2)
+        answer = await router.submit(prompt(4000, seed=480), prefill=worker.target, max_tokens=2)
+        await worker.until("running", lambda report: report.load.running == 2 or answer.token_ids)
         async with worker.client as client:
-            assert (await client.drain(10.0)).remaining == 0
+            assert (await client.drain(60.0)).remaining == 0
         assert (await answer.end()).finish == "length"
-        assert len((await kept.end()).token_ids) == 100
+        assert len((await kept.end()).token_ids) == 3000
         refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end()
         assert refused.failure is not None
         assert (refused.failure.code, refused.failure.worker_id) == ("prefill_lost", "prefill-drained")
