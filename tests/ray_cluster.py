@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 HEAD_ADDRESS = "127.0.0.2"  # not 127.0.0.1, which Ray would replace by the machine's own
+START_S = "120"  # on busy cores Ray's own 30 do not always suffice
 TOKEN = "a" * 64  # the same for all: a process that has used one token uses no other
 
 
@@ -33,6 +34,7 @@ def ray_cluster(head_cpus: int = 4, head_gpus: int = 0) -> Iterator[Any]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_server_port_wait_time_s": START_S,
     }
     with mock.patch.dict(os.environ, variables):
         from ray.cluster_utils import Cluster
