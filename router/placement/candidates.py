@@ -75,25 +75,12 @@ class Cost(Struct, frozen=True, gc=False):
     ttft_ms: float  # until the first token, from now on, as far as is known
 
 
-def chances(costs: Sequence[Cost], temperature: float, due_ms: float = math.inf) -> list[float]:
+def chances(costs: Sequence[Cost], due_ms: float = math.inf) -> list[float]:
     """How likely each of the candidates of one role was to be chosen, before the dice fell."""
     limit_ms = max(due_ms, min((cost.ttft_ms for cost in costs if not cost.barred), default=math.inf))
-    able = [not cost.barred and cost.ttft_ms <= limit_ms for cost in costs]
-    free = [cost.total for cost, is_able in zip(costs, able, strict=True) if is_able]
-    if not free:
-        return [0.0] * len(costs)
-    lowest, spread = min(free), max(free) - min(free)
-    weights = [
-        _weight(cost.total - lowest, spread * temperature) if is_able else 0.0
-        for cost, is_able in zip(costs, able, strict=True)
-    ]
-    return [weight / sum(weights) for weight in weights]
-
-
-def _weight(dearer: float, scale: float) -> float:
-    if dearer == 0:
-        return 1.0
-    return math.exp(-dearer / scale) if scale > 0 else 0.0
+    totals = [math.inf if cost.barred or cost.ttft_ms > limit_ms else cost.total for cost in costs]
+    lowest = min(totals, default=math.inf)
+    return [1 / totals.count(lowest) if total == lowest < math.inf else 0.0 for total in totals]
 
 
 def _knobs(config: Weights) -> cost.Knobs:
@@ -153,7 +140,7 @@ class Weighed:
             shipper,
             (max_requests, max_queued_tokens, config.local_prefill_tokens),
             _knobs(config),
-            (config.temperature, rng.random()),
+            rng.random(),
             self._codes,
             self._costs,
         )

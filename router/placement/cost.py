@@ -93,35 +93,23 @@ _prefill_time, _decode_time, _prompt_ms = inlined(prefill_time), inlined(decode_
 
 
 @inlined
-def _draw(
-    barred: NDArray[np.int8], costs: NDArray[np.float64], column: int, due_ms: float, temperature: float, draw: float
-) -> int:
-    """Index of the candidate that is chosen, by the costs in a column, of those that are in time; where none is, of the
+def _draw(barred: NDArray[np.int8], costs: NDArray[np.float64], column: int, due_ms: float, draw: float) -> int:
+    """Index of the candidate with the least cost in a column among those that are in time; where none is, of the
     soonest."""
     totals, ttft = costs[:, column], costs[:, TTFT]
     soonest = math.inf
     for i in range(len(totals)):
         if barred[i] == FREE and totals[i] < math.inf:
             soonest = min(soonest, ttft[i])
-    limit_ms, lowest, highest = max(due_ms, soonest), math.inf, -math.inf
+    limit_ms, lowest, count = max(due_ms, soonest), math.inf, 0
     for i in range(len(totals)):
-        if barred[i] == FREE and ttft[i] <= limit_ms and totals[i] < math.inf:
-            lowest, highest = min(lowest, totals[i]), max(highest, totals[i])
-    chances = np.zeros(len(totals))
+        if barred[i] == FREE and ttft[i] <= limit_ms and totals[i] <= lowest and totals[i] < math.inf:
+            count = count + 1 if totals[i] == lowest else 1
+            lowest = totals[i]
+    left, chosen = int(draw * count), -1
     for i in range(len(totals)):
-        if barred[i] == FREE and ttft[i] <= limit_ms and totals[i] < math.inf:
-            if totals[i] == lowest:
-                chances[i] = 1.0
-            elif temperature > 0.0:
-                chances[i] = math.exp((lowest - totals[i]) / ((highest - lowest) * temperature))
-    left = draw * chances.sum()
-    chosen = -1
-    for i in range(len(totals)):
-        if chances[i] > 0.0:
-            chosen = i
-            left -= chances[i]
-            if left < 0.0:
-                break
+        if left >= 0 and barred[i] == FREE and ttft[i] <= limit_ms and totals[i] == lowest and lowest < math.inf:
+            left, chosen = left - 1, i
     return chosen
 
 
@@ -314,7 +302,7 @@ def _price(
     "UniTuple(int64, 2)("
     "Tuple((int32[::1], int64[:, ::1], float64[:, ::1], boolean[::1], int32[:, ::1], float64[:, ::1])), "
     "int64, int64, int64, int64, float64, "
-    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 9), UniTuple(float64, 2), "
+    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 9), float64, "
     "int8[:, ::1], float64[:, ::1])"
 )
 def choose(
@@ -327,7 +315,7 @@ def choose(
     shipper: Shipper,
     limits: Limits,
     knobs: Knobs,
-    dice: tuple[float, float],
+    draw: float,
     codes: NDArray[np.int8],
     costs: NDArray[np.float64],
 ) -> tuple[int, int]:
@@ -339,8 +327,7 @@ def choose(
 
     does: MIXED, RECEIVES or SHIPS. now_us: of the load's clock.
     due_ms: when the first token is due, from now on; infinite: at no time.
-    dice: temperature; draw from [0, 1), which decides between equal costs. Above temperature 0 the draw is from the
-        softmax over -(total - lowest) / (highest - lowest) / temperature.
+    draw: from [0, 1); decides between equal costs.
     """
     cached, load, times, excluded, _, _ = columns
     reasons, barred = codes[REASON], codes[BARRED]
@@ -358,5 +345,5 @@ def choose(
         )
         if barred[i] == FREE and not shipper[0] < math.inf and reasons[i] < RUNS_PROMPT:
             barred[i] = NOBODY_SHIPS
-    keeper = _draw(barred, costs, KEPT, due_ms, dice[0], dice[1]) if does == SHIPS else -1
-    return _draw(barred, costs, TOTAL, due_ms, dice[0], dice[1]), keeper
+    keeper = _draw(barred, costs, KEPT, due_ms, draw) if does == SHIPS else -1
+    return _draw(barred, costs, TOTAL, due_ms, draw), keeper

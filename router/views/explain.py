@@ -25,7 +25,7 @@ from runtime.blocks.block_hash import SEED
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 
-SETTINGS = ("temperature", "prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
+SETTINGS = ("prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
 KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight", "keep_steps")
 
 
@@ -86,7 +86,7 @@ class Explainer:
         all_costs = weighing.costs()
         for weighed in (weighing.prefill, weighing.decode):
             costs, all_costs = all_costs[: len(weighed)], all_costs[len(weighed) :]
-            odds = chances(costs, self.assigner.weights.temperature, weighed.due_ms)
+            odds = chances(costs, weighed.due_ms)
             if weighing.keeps and weighed is weighing.decode:
                 odds = [0.0] * len(odds)
             for one, chance in zip(costs, odds, strict=True):

@@ -11,7 +11,7 @@ CONSTANTS = {
     "router": ("max_attempts", "response_ttl_s", "charge_sharing"),
     "router.placement": (
         *("ship_ms", "ship_token_ms", "host_token_ms", "disk_token_ms", "decode_steps", "delay_weight", "crowd_weight"),
-        *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s"),
+        *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s", "temperature"),
     ),
     "workers": ("gather_ms", "gather_events_ms"),
     "planner": (

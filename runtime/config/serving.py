@@ -40,8 +40,6 @@ from runtime.errors import ConfigError, nearest
 class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The choices of an operator. The weights of the costs are in router/placement/weights.py."""
 
-    # 0: the cheapest, at random among equals. Above: the higher, the more evenly spread.
-    temperature: Weight = 0.0
     # Beside prefill workers so many tokens of a prompt at most are computed where its answer is. 0: all prompts are
     # shipped.
     local_prefill_tokens: Count = 2**31 - 1

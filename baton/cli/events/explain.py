@@ -109,7 +109,7 @@ def _formula(rules: pb.PlacementRules) -> Iterator[str]:
     """The lines that say how the terms become a cost."""
     weights = rules.weights
     amounts = (f"{weights[term.key]:g} * {term.amount}" if term.key else term.amount for term in rules.terms)
-    yield f"cost in ms: {' + '.join(amounts)}; temperature {rules.temperature:g}"
+    yield f"cost in ms: {' + '.join(amounts)}"
     yield f"shipped: also {weights['ship_ms']:g} ms and what the prefill worker takes"
     yield f"kept by a prefill worker without answers: also {weights['keep_steps']:g} * its decode step"
     yield (

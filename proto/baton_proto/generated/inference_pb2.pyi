@@ -791,7 +791,7 @@ class Hop(_message.Message):
     def __init__(self, name: _Optional[str] = ..., depth: _Optional[int] = ..., choice: _Optional[int] = ..., attempt: _Optional[int] = ..., from_ms: _Optional[float] = ..., to_ms: _Optional[float] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., layers: _Optional[int] = ..., gb_per_s: _Optional[float] = ..., transport: _Optional[str] = ..., problem: _Optional[str] = ..., off_by_ms: _Optional[float] = ...) -> None: ...
 
 class PlacementRules(_message.Message):
-    __slots__ = ("block_size", "temperature", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "weights", "terms")
+    __slots__ = ("block_size", "local_prefill_tokens", "prefill_queue_tokens", "max_running_per_worker", "weights", "terms")
     class WeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -800,20 +800,18 @@ class PlacementRules(_message.Message):
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_PER_WORKER_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
-    temperature: float
     local_prefill_tokens: int
     prefill_queue_tokens: int
     max_running_per_worker: int
     weights: _containers.ScalarMap[str, float]
     terms: _containers.RepeatedCompositeFieldContainer[TermRule]
-    def __init__(self, block_size: _Optional[int] = ..., temperature: _Optional[float] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ..., terms: _Optional[_Iterable[_Union[TermRule, _Mapping]]] = ...) -> None: ...
+    def __init__(self, block_size: _Optional[int] = ..., local_prefill_tokens: _Optional[int] = ..., prefill_queue_tokens: _Optional[int] = ..., max_running_per_worker: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ..., terms: _Optional[_Iterable[_Union[TermRule, _Mapping]]] = ...) -> None: ...
 
 class TermRule(_message.Message):
     __slots__ = ("name", "heading", "amount", "key")

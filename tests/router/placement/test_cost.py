@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -113,24 +112,14 @@ def test_a_first_token_is_expected_when_steps_that_readers_can_bear_have_compute
     assert now_ms - readers_ms - 1e-6 <= one.ttft_ms <= now_ms + 1e-6
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-def test_the_draw_chooses_each_candidate_for_as_much_of_the_interval_as_its_chance(temperature: float) -> None:
-    config = msgspec.structs.replace(CONFIG, temperature=temperature)
-    active, excluded = [30, 99, 10, 50, 10, 77], frozenset([1])
-    shares = chances(thrown(0.0, active, config, excluded).costs(), temperature)
-    assert sum(shares) == pytest.approx(1.0)
-    assert shares[1] == 0.0
-    ends = list(accumulate(shares))
-    for i in (0, 2, 3, 4, 5):
-        for draw in (ends[i] - shares[i] + 1e-6, ends[i] - 1e-6):
-            assert thrown(draw, active, config, excluded).chosen == i
-
-
-def test_equal_costs_halve_the_interval_of_the_draw() -> None:
-    for temperature in (0.0, 1.0):
-        config = msgspec.structs.replace(CONFIG, temperature=temperature)
-        for draw, chosen in ((0.0, 1), (0.499, 1), (0.5, 3), (0.999, 3)):
-            assert thrown(draw, [5, 5, 5, 5], config, frozenset([0, 2])).chosen == chosen
+@given(st.lists(st.sampled_from([10, 20, 30]), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.floats(0, 0.999))
+def test_the_cheapest_have_equal_parts_of_the_draws_interval(active: list[int], barred: set[int], draw: float) -> None:
+    weighed = thrown(draw, active, CONFIG, frozenset(barred))
+    shares = chances(weighed.costs())
+    free = [i for i in range(len(active)) if i not in barred]
+    cheapest = [i for i in free if active[i] == min(active[j] for j in free)]
+    assert shares == [1 / len(cheapest) if i in cheapest else 0.0 for i in range(len(active))]
+    assert weighed.chosen == (cheapest[int(draw * len(cheapest))] if cheapest else -1)
 
 
 def test_nobody_is_chosen_of_nobody_and_of_those_that_are_all_barred() -> None:

@@ -30,8 +30,8 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_left_out_in_parts_keeps_the_other_defaults() -> None:
-    config = parse_config({"router": {"placement": {"temperature": 0.5}}})
-    assert config.router.placement.temperature == 0.5
+    config = parse_config({"router": {"placement": {"local_prefill_tokens": 5}}})
+    assert config.router.placement.local_prefill_tokens == 5
     assert config.router.http_port == ServingConfig().router.http_port
 
 
@@ -48,7 +48,7 @@ def test_what_is_dumped_is_what_is_loaded(tmp_path: Path) -> None:
     [
         ({"modle": "x"}, "modle", "'model'"),
         ({"router": {"grpc-port": 1}}, "router.grpc-port", "'router.grpc_port'"),
-        ({"router": {"placement": {"temprature": 1}}}, "router.placement.temprature", "'router.placement.temperature'"),
+        ({"planner": {"targets": {"ttft_m": 1}}}, "planner.targets.ttft_m", "'planner.targets.ttft_ms'"),
         ({"engine": {"kv_mem": "1GiB"}}, "engine.kv_mem", "'engine.kv_memory'"),
     ],
 )
@@ -113,12 +113,10 @@ def test_a_size_that_is_none_is_refused_by_its_key(text: str) -> None:
 
 
 def test_overrides_change_single_keys_and_leave_the_rest() -> None:
-    base = parse_config(
-        {"router": {"http_port": 1, "placement": {"local_prefill_tokens": 3}}, "workers": {"prefill": 3}}
-    )
-    config = with_overrides(base, {"router": {"placement": {"temperature": 0.1}}, "workers": {"decode": 4}})
-    assert config.router.http_port == 1
-    assert (config.router.placement.local_prefill_tokens, config.router.placement.temperature) == (3, 0.1)
+    base = parse_config({"planner": {"interval_s": 1.0, "targets": {"ttft_ms": 3.0}}, "workers": {"prefill": 3}})
+    config = with_overrides(base, {"planner": {"targets": {"itl_ms": 7.0}}, "workers": {"decode": 4}})
+    assert config.planner.interval_s == 1.0
+    assert (config.planner.targets.ttft_ms, config.planner.targets.itl_ms) == (3.0, 7.0)
     assert (config.workers.prefill, config.workers.decode) == (3, 4)
     assert with_overrides(base, {}) == base
 
