@@ -26,7 +26,7 @@ LONG = 6 * BLOCK
 def write_tiny_mistral(folder: Path) -> Path:
     """All layers slide."""
     changes: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    return write_tiny_model(folder, sliding_window=WINDOW, **changes)
+    return write_tiny_model(folder, sliding_window=WINDOW, head_dim=32, **changes)
 
 
 def write_tiny_gemma(folder: Path) -> Path:
