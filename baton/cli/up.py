@@ -33,7 +33,7 @@ from runtime.config.yaml_file import read_yaml
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
 from runtime.telemetry.logging import configure_logging
-from worker.engines.table import NAMES
+from worker.engines.table import NAMES, block_size_elsewhere
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TERMINAL = "/dev/tty"
@@ -99,7 +99,11 @@ class Service(Struct, frozen=True):
     def suited(self, machines: Machines) -> "Service":
         """Fills what the configuration leaves open with what suits the machines."""
         gpu = uses_gpus(self.config, machines)
-        return msgspec.structs.replace(self, config=suited(self.config, self.given, self.files, gpu=gpu))
+        config = suited(self.config, self.given, self.files, gpu=gpu)
+        if self.given.get("engine", {}).get("block_size", "auto") == "auto":
+            size = block_size_elsewhere(config) or config.engine.block_size
+            config = with_overrides(config, {"engine": {"block_size": size}}, "external_workers")
+        return msgspec.structs.replace(self, config=config)
 
     def tell_choice(self, machines: Machines, tell: Tell) -> None:
         """Tells what the workers' engines take, chosen or configured."""

@@ -9,7 +9,6 @@ from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
 from runtime.errors import ConfigError, nearest
 
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
-CPU_BLOCK_TOKENS = 32  # vLLM's attention on a CPU takes multiples
 CPU_EXTENSION = "engine.vllm.cpu_extension.CpuExtension"
 
 OWNED = {
@@ -89,9 +88,6 @@ def vllm_arguments(
             near = nearest(name, known, "one")
             raise ConfigError(f"vllm.{name}", f"this vLLM has no such engine argument{near}")
     engine = config.engine
-    if on_cpu and engine.block_size % CPU_BLOCK_TOKENS:
-        problem = f"vLLM's blocks on a CPU hold a multiple of {CPU_BLOCK_TOKENS} tokens: set 32, 64 or 128"
-        raise ConfigError("engine.block_size", f"{engine.block_size}: {problem}")
     arguments: dict[str, Any] = {
         "model": str(folder),
         "served_model_name": config.served_model_name or config.model,

@@ -10,10 +10,15 @@ from typing import Any
 import grpc
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
+from baton.cli.up import Service as Wanted
+from baton.service.local_launcher import this_machine
 from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import resolve_model
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
 from runtime.processes.process import ProcessFailedError
 from tests.engine.vllm.events.vllm_engine import Engine, Messages
 from tests.engine.vllm.server.imitation import METRICS, Imitation
@@ -214,6 +219,20 @@ async def test_while_the_only_long_server_is_away_a_long_request_is_not_the_call
             with pytest.raises(grpc.aio.AioRpcError, match="the largest worker takes 512") as no:
                 await ask(service.client, prompt * 6, 5)
             assert no.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_blocks_are_as_large_as_the_servers_where_the_user_says_nothing(tiny_model: Path) -> None:
+    async with counting(tiny_model) as (away, one):
+        one.has_blocks_of(64)
+        workers = [away.worker("gpu-1"), one.worker("gpu-2")]
+        await away.stop()
+        sections: dict[str, Any] = {"external_workers": workers, "workers": {"prefill": 0, "decode": 0}}
+        config = with_overrides(ServingConfig(model=str(tiny_model)), sections, "test")
+        service = Wanted(config, sections, resolve_model(str(tiny_model)))
+        suited = await asyncio.to_thread(service.suited, this_machine())
+        assert suited.config.engine.block_size == 64
+        given = replace(service, given=sections | {"engine": {"block_size": 32}})
+        assert (await asyncio.to_thread(given.suited, this_machine())).config.engine.block_size == 16, "as it is"
 
 
 async def test_when_no_server_fits_the_start_ends_with_the_reason(tiny_model: Path) -> None:

@@ -21,6 +21,7 @@ class EngineRow:
     name: str  # in workers.engine
     build: str  # an EngineFactory, which raises ConfigError or ModelError
     needs: str = ""  # what the interpreter that workers.python names must have; empty: ours serves
+    block_size: str = ""  # takes the ServingConfig, and returns what the engine has; None: it is not known
     check: str = ""  # takes the ServingConfig before any process starts, and raises ConfigError; empty: no check
 
     def checked(self, config: ServingConfig) -> None:
@@ -30,7 +31,9 @@ class EngineRow:
 
 OWN: Final = EngineRow("baton", "worker.engines.own:build_own")
 MOCK: Final = EngineRow("mock", "worker.engines.own:build_mock")  # chosen by the model
-EXTERNAL: Final = EngineRow("external", "worker.engines.external:ExternalEngine")  # of the section external_workers
+EXTERNAL: Final = EngineRow(  # of the section external_workers
+    "external", "worker.engines.external:ExternalEngine", block_size="engine.vllm.server.agreement:block_size_of_any"
+)
 ENGINES: Final = (
     OWN,
     EngineRow("vllm", "worker.engines.vllm:build_vllm", needs="vLLM", check="engine.vllm.arguments:check_vllm"),
@@ -74,6 +77,14 @@ def engine_elsewhere(config: ServingConfig, external: ExternalWorkerConfig) -> E
     """Raises ConfigError or ModelError."""
     build: Callable[[ServingConfig, ExternalWorkerConfig], EngineElsewhere] = _named(EXTERNAL.build)
     return build(config, external)
+
+
+def block_size_elsewhere(config: ServingConfig) -> int | None:
+    """Tokens of a KV block of the engines that run already; None: there are none, or they do not answer."""
+    if not config.external_workers:
+        return None
+    size: int | None = _named(EXTERNAL.block_size)(config)
+    return size
 
 
 def _named(function: str) -> Any:

@@ -1,5 +1,8 @@
 """What a vLLM server must have in common with the service that uses it, asked of the server before it gets requests."""
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +16,8 @@ from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import ServingConfig
-from runtime.errors import ConfigError, UnavailableError
+from runtime.config.types import BlockSize
+from runtime.errors import BatonError, ConfigError, UnavailableError
 
 SAMPLE = "Hello world 1234, äöü 你好\n  def f(x): return x\t# 🙂"  # words, digits, bytes, white space
 EVENTS_TIMEOUT_S = 10.0
@@ -79,6 +83,20 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
     most = gauges.num_blocks * gauges.block_size
     note = "" if gauges.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
     return Facts(model.id, model.max_model_len or lengths.get(model.parent or "") or most, gauges.num_blocks, note)
+
+
+def block_size_of_any(config: ServingConfig) -> int | None:
+    """Of the first server that tells one which we can have."""
+    return asyncio.run(_first_block_size(config.external_workers))
+
+
+async def _first_block_size(workers: Sequence[ExternalWorkerConfig]) -> int | None:
+    for external in workers:
+        with suppress(BatonError, RefusedError, ValueError, msgspec.ValidationError):  # agreed() says what is wrong
+            async with VllmServer(external) as server:
+                size: int = msgspec.convert(Gauges.read(await server.ask("/metrics")).block_size, BlockSize)
+                return size
+    return None
 
 
 def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:

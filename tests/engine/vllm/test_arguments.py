@@ -55,7 +55,6 @@ def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_
         ({"vllm": {"block_size": 16}}, r"vllm\.block_size: set engine\.block_size instead"),
         ({"vllm": {"kv_events_config": {}}}, r"vllm\.kv_events_config: Baton sets it; leave it out"),
         ({"engine": {"host_kv_memory": "1GiB"}}, r"engine\.host_kv_memory: vLLM has no such thing"),
-        ({"engine": {"block_size": 16}}, r"engine\.block_size: 16: .* multiple of 32 tokens"),
         ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
         ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
         ({"engine": RANKS, "planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
