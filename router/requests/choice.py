@@ -47,6 +47,7 @@ from runtime.errors import (
 
 MAX_ATTEMPTS = 4  # of a choice whose workers are lost, whatever the reason
 MAX_DEATHS = 2  # of workers that have a request, which may be the cause: it gets no third
+FAR_TOKENS = 16  # so many tokens behind the place where the last worker died, the next one dies of something else
 NO_HASHES = np.empty(0, dtype=np.uint64)
 
 log = structlog.get_logger()
@@ -146,6 +147,9 @@ class Choice:
         self._tokens_due = 0  # the tenant is not to blame
         self._tally.worker_lost(str(lost))
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
+        if self._tally.output_tokens - self._tally.tried[-1].output_before > FAR_TOKENS:
+            self._prompt.died.clear()
+            self._prompt.lost.clear()
         if lost.died is not None:
             self._prompt.died.add(lost.died)
         died = self._prompt.died.union(filter(self._parts.pool.has_died, self._prompt.lost))

@@ -224,6 +224,23 @@ async def test_a_request_that_two_workers_died_with_gets_no_third(tokenizer: Tok
     await asyncio.gather(*dying)
 
 
+async def test_workers_that_die_far_apart_in_an_answer_are_not_laid_to_it(tokenizer: Tokenizer) -> None:
+    dying: list[asyncio.Task[None]] = []
+
+    async def die(worker: ScriptedWorker, submit: Submit) -> None:
+        await answer_until(worker, submit, 20 if len(dying) < 3 else None)
+        if len(dying) < 3:
+            dying.append(asyncio.create_task(worker.die()))
+
+    workers = [ScriptedWorker(f"d{i}", script=die) for i in range(4)]
+    async with routing(tokenizer, *workers) as router:
+        result = await collect(stream(router, request(80)))
+        assert result.tokens == {0: greedy(PROMPT, 80)}
+        assert result.finished.served_by[0].attempts == 4
+        router.check_idle()
+    await asyncio.gather(*dying)
+
+
 async def test_a_prompt_that_two_prefill_workers_died_with_gets_no_third(tokenizer: Tokenizer) -> None:
     async def lose(worker: ScriptedWorker, submit: Submit) -> None:
         assert submit.prefill is not None
