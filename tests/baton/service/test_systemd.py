@@ -55,7 +55,7 @@ def test_it_says_that_it_serves_that_it_lives_while_its_router_answers_and_that_
 def test_its_unit_is_rated_ok() -> None:
     command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(UNIT)]
     rated = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert rated.splitlines()[-1].rstrip(" 🙂").endswith("OK")
+    assert " OK " in rated.splitlines()[-1]
 
 
 def until(listener: socket.socket, word: str) -> None:
