@@ -34,22 +34,22 @@ def ray_cluster(head_cpus: int = 4, head_gpus: int = 0) -> Iterator[Any]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_gcs_server_port_wait_time_s": START_S,
     }
     with mock.patch.dict(os.environ, variables):
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": head_cpus,
-                "num_gpus": head_gpus,
-                "node_ip_address": HEAD_ADDRESS,
-                "include_dashboard": False,
-                "dashboard_port": 0,
-                "include_log_monitor": False,
-            },
-        )
+        with mock.patch.dict(os.environ, {"RAY_gcs_server_port_wait_time_s": START_S}):  # who connects waits no longer
+            cluster = Cluster(
+                initialize_head=True,
+                head_node_args={
+                    "num_cpus": head_cpus,
+                    "num_gpus": head_gpus,
+                    "node_ip_address": HEAD_ADDRESS,
+                    "include_dashboard": False,
+                    "dashboard_port": 0,
+                    "include_log_monitor": False,
+                },
+            )
         try:
             yield cluster
         finally:
