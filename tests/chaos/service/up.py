@@ -186,7 +186,9 @@ class UpFleet(Fleet):
         member.addresses = {}
         if self._closing:
             return
-        if not any(one.expected_end or one.may_end for one in (member, self.members[SUPERVISOR])):
+        supervisor = self.members[SUPERVISOR]
+        gives_up = not supervisor.ready and any(one.expected_end for one in self.members.values())  # see `lost`
+        if not (gives_up or any(one.expected_end or one.may_end for one in (member, supervisor))):
             self.problems.append(f"{member.name} ended unasked (struck: {member.struck})")
         self.lost(member)
         self.deaths += 1
