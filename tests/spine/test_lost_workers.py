@@ -16,6 +16,7 @@ from tests.spine.worker_view import until_gone, until_idle
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
 SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
+LONG_TOKENS = 2400  # of an answer: two seconds on a quiet machine, so that the worker is killed before its end
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +72,12 @@ async def a_decode_worker_is_left(service: Service, oracle: Oracle) -> str:
 
     async def answer_of(number: int) -> Answer:
         return await service.client.generate(
-            greedy(prompt(number), 600, ignore_eos=True), 60, lambda piece: begun.set()
+            greedy(prompt(number), LONG_TOKENS, ignore_eos=True), 60, lambda piece: begun.set()
         )
 
     lost, answers = await killed_while_busy(service, ["decode-1", "decode-2"], answer_of, 4, begun=begun)
     for number, answer in answers.items():
-        assert answer.token_ids == oracle.greedy(prompt(number), 600, ignore_eos=True, guess=answer.token_ids)
+        assert answer.token_ids == oracle.greedy(prompt(number), LONG_TOKENS, ignore_eos=True, guess=answer.token_ids)
     served_again = {one.served_by[0].decode_worker for one in answers.values() if one.served_by[0].attempts > 1}
     assert served_again == {"decode-1", "decode-2"} - {lost}
     await until_gone(service, lost)
