@@ -13,7 +13,7 @@ from tests.spine.busy import killed_while_busy
 from tests.spine.prompts import random_prompt
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 5.0}}
-SHORTEST, LONGEST = 300, 340  # letters
+SHORTEST, LONGEST = 1800, 1900  # letters: a second and more, so that the worker is killed before their end
 LATE = "[abc]{20}" + r"[\w-]{1,200}" * 60  # its second part is more than a step may take
 LETTERS = pb.Grammar(regex=f"[a-e]{{{SHORTEST},{LONGEST}}}")
 

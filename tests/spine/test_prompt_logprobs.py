@@ -252,7 +252,7 @@ async def test_a_decode_worker_killed_in_mid_stream_costs_and_doubles_no_score(m
         begun = asyncio.Event()
 
         async def answer_of(number: int) -> Answer:
-            request = greedy(prompts[number % 4], 400, ignore_eos=True, prompt_logprobs=1)
+            request = greedy(prompts[number % 4], 1600, ignore_eos=True, prompt_logprobs=1)
             return await service.client.generate(request, 60, lambda piece: begun.set())
 
         _, answers = await killed_while_busy(service, ["decode-1", "decode-2"], answer_of, 4, begun=begun)
@@ -260,4 +260,4 @@ async def test_a_decode_worker_killed_in_mid_stream_costs_and_doubles_no_score(m
         for number, answer in answers.items():
             prompt = prompts[number % 4]
             assert_exact(answer, prompt, oracle)
-            assert answer.token_ids == oracle.greedy(prompt, 400, ignore_eos=True, guess=answer.token_ids)
+            assert answer.token_ids == oracle.greedy(prompt, 1600, ignore_eos=True, guess=answer.token_ids)
