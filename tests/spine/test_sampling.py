@@ -25,7 +25,7 @@ from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
 SHIP_SOME = {"router": {"placement": {"local_prefill_tokens": 16}}}
 EOS = EOS_TOKEN_IDS[0]
-LONG = 800  # so that a worker dies in the middle of it
+LONG = 2000  # so that a worker dies in the middle of it
 TRUNCATED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01}
 PENALIZED = {"temperature": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
 
