@@ -233,6 +233,19 @@ def _restore(
 
 
 @inlined
+def _keeping_ms(
+    times: NDArray[np.float64], i: int, requests: int, uncached: int, limits: Limits, keep_steps: float
+) -> float:
+    """What it costs besides that candidate i keeps the answer of a prompt that it may ship; infinite: it may not."""
+    if requests >= limits[0] or uncached > limits[2]:
+        return math.inf
+    if requests:
+        return 0.0
+    first_ms: float = _decode_time(times[i, DECODE_FLOOR], times[i, SEQUENCE], times[i, CONTEXT], 1, 0)
+    return keep_steps * first_ms
+
+
+@inlined
 def _price(
     columns: Columns,
     i: int,
@@ -287,12 +300,8 @@ def _price(
         total += costs[i, term]
     prompts_ms = wait_ms + own_ms if runs else 0.0
     beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, itl_ms) if requests else 0.0
-    costs[i, TOTAL] = costs[i, KEPT] = total
-    if requests >= limits[0] or uncached > limits[2]:
-        costs[i, KEPT] = math.inf
-    elif requests == 0:
-        first_ms: float = _decode_time(times[i, DECODE_FLOOR], times[i, SEQUENCE], times[i, CONTEXT], 1, 0)
-        costs[i, KEPT] += keep_steps * first_ms
+    costs[i, TOTAL] = total
+    costs[i, KEPT] = total + _keeping_ms(times, i, requests, uncached, limits, keep_steps)
     costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + beside_ms
     return reason
 

@@ -76,7 +76,12 @@ class Weighing(NamedTuple):
         )
 
     def costs(self) -> list[Cost]:
-        return self.prefill.costs(cost.KEPT if self.keeps else cost.TOTAL) + self.decode.costs()
+        prefill, decode = self.costs_by_role()
+        return prefill + decode
+
+    def costs_by_role(self) -> tuple[list[Cost], list[Cost]]:
+        """Those of the prefill and of the decode workers."""
+        return self.prefill.costs(cost.KEPT if self.keeps else cost.TOTAL), self.decode.costs()
 
     @property
     def num_candidates(self) -> int:

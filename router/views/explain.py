@@ -83,9 +83,7 @@ class Explainer:
             message.reason, message.decode_worker = placement.reason, placement.decode[0]
             message.prefill_worker = placement.prefill[0] if placement.prefill else ""
             message.expected_ms = placement.ttft_ms
-        all_costs = weighing.costs()
-        for weighed in (weighing.prefill, weighing.decode):
-            costs, all_costs = all_costs[: len(weighed)], all_costs[len(weighed) :]
+        for weighed, costs in zip((weighing.prefill, weighing.decode), weighing.costs_by_role(), strict=True):
             odds = chances(costs, weighed.due_ms)
             if weighing.keeps and weighed is weighing.decode:
                 odds = [0.0] * len(odds)

@@ -139,9 +139,8 @@ def _story(decision: pb.Decision, rules: pb.PlacementRules) -> Iterator[str]:
     else:
         yield f"decode on {decision.decode_worker}, which runs the prompt itself ({reason})"
     for candidate in decision.candidates:
-        if (
-            candidate.chosen and candidate.role == "decode"
-        ):  # a prefill worker that keeps the answer has its reason above
+        # A prefill worker that keeps the answer has its reason above.
+        if candidate.chosen and candidate.role == "decode":
             yield _disaggregation(candidate, decision, rules)
     if decision.expected_ms:
         took = f", which took {decision.took_ms:.1f} ms" if decision.took_ms else ""
