@@ -57,7 +57,6 @@ class Supervisor:
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
         self.run: OwnRun | None = None  # from the start on
-        self._nats_was: dict[str, str] = {}  # where those that were taken over look for their NATS server
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -87,7 +86,7 @@ class Supervisor:
                 check_router_ports(self.config.router)
             self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
             self._closing.callback(self.run.close)
-            url = await self._nats_url()
+            url = await self._nats_url([launch for launch, _ in living])
             self.config = with_nats_url(self.config, url)
             self.run.update(nats=url)
             missing = list(self._launches.missing())
@@ -118,7 +117,6 @@ class Supervisor:
                 self.nats = process
             else:
                 self.children.add(launch, process)
-                self._nats_was = {} if launch.config.nats.url is None else {NATS: launch.config.nats.url}
             self._endings.watch(process)
 
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
@@ -213,12 +211,14 @@ class Supervisor:
     def _launches(self) -> Launches:
         return Launches(self.config, handed_on(self.keys, self._environ), self.children)
 
-    async def _nats_url(self) -> str:
-        """Starts NATS, unless it lives or another one is to be used. Raises UnavailableError."""
+    async def _nats_url(self, taken_over: Iterable[Launch]) -> str:
+        """Starts NATS where those that were taken over look for it, unless it lives or another one is to be used.
+        Raises UnavailableError."""
         if (url := self.config.nats.url) is not None:
             return url
         if self.nats is None:
-            await self._start_nats(self._nats_was)
+            was = next((url for launch in taken_over if (url := launch.config.nats.url)), None)
+            await self._start_nats({} if was is None else {NATS: was})
         else:
             await self._until_ready(NATS, self.nats)
         return self.ready[NATS].addresses[NATS]

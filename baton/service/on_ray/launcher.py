@@ -100,13 +100,13 @@ class RayLauncher:
         host = find_actor(name) if name != CONTROL else None
         if host is None:
             return None
+        seat = Seat(host, find_group(name))
         try:
             about: Hosted = await asyncio.wait_for(answer(host.about.remote()), ANSWER_S)
         except (RayActorError, TimeoutError) as error:
             log.warning("an actor does not answer and is ended", actor=name, error=repr(error))
-            _end(Seat(host, find_group(name)))
+            _end(seat)
             return None
-        seat = Seat(host, find_group(name))
         if not about.pid:
             _end(seat)
             return None

@@ -93,6 +93,7 @@ async def test_an_actor_that_takes_longer_than_the_wait_for_room_is_waited_for_i
     process = launcher.process(launch)
     monkeypatch.setattr("baton.service.on_ray.launcher.answer", late)
     await process.start()
+    assert process.alive
     await process.kill()
     launcher.release(process)
 
