@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 def main() -> None:
     guard_imports()
     if os.getpid() == 1:
-        from baton.cli.first_process import run_in_child
+        from runtime.processes.first_process import run_in_child
 
         raise SystemExit(run_in_child())
     from baton.cli.app import app

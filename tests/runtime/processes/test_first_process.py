@@ -16,7 +16,7 @@ NEW_NAMESPACE = [shutil.which("unshare") or "false", "--pid", "--fork", "--mount
 SERVING = "{model: mock, router: {http_port: 0, grpc_port: 0}}"
 PROGRAM = """
 import os, signal, sys
-from baton.cli.first_process import run_in_child
+from runtime.processes.first_process import run_in_child
 
 if os.getpid() == 1:
     raise SystemExit(run_in_child())
