@@ -157,10 +157,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # auto, torch, triton or flash.
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     # Tokens per KV block: 16, 32, 64 or 128. On a GPU 64 is fastest: decode attention 1-5 %, prefill attention 15 %
-    # faster than with 16 (benchmarks/README.md); smaller blocks share prefixes in finer steps. auto: what a
-    # server of external_workers has that answers, else 64 where `baton up` starts workers on GPUs, else 16. It prints
-    # what it chose. Processes that are started by hand take `auto` as on
-    # a CPU, so that they agree: give them numbers.
+    # faster than with 16 (benchmarks/README.md); smaller blocks share prefixes in finer steps. auto: what a server of
+    # external_workers has that answers, else 64 where `baton up` starts workers on GPUs, else 16. It prints what it
+    # chose. Processes that are started by hand take `auto` as on a CPU, so that they agree: give them numbers.
     block_size: BlockSize = 16
     # Memory for KV blocks, per worker (with tensor_parallel, on each of its GPUs): B, KB, MB, GB, KiB, MiB or GiB. On a
     # CPU it is taken when it is first used. auto: 512 MiB on a CPU; on a GPU what weights and the largest step leave of
