@@ -41,6 +41,24 @@ async def work(cluster: FaultyCluster, steps: int) -> None:
             await asyncio.sleep(0.002)
 
 
+async def work_under(cluster: FaultyCluster, fault: str, share: float) -> None:
+    """400 steps, and as many more as it takes until the fault has struck, because messages are under way for a while."""
+    struck = 0
+
+    def strikes(what: str, probability: float) -> bool:
+        nonlocal struck
+        hit = what == fault and cluster.faults.rng.random() < share
+        struck += hit
+        return hit
+
+    cluster.faults.strikes = strikes  # type: ignore[method-assign]
+    await work(cluster, 400)
+    async with asyncio.timeout(60):
+        while not struck:
+            await work(cluster, 20)
+    cluster.faults.strikes = lambda what, probability: False  # type: ignore[method-assign]
+
+
 async def calm_down(cluster: FaultyCluster, timeout_s: float = 60.0) -> None:
     """No new faults; what has happened is to be found and mended."""
     cluster.faults.on = False
@@ -84,9 +102,7 @@ async def test_what_the_stream_has_is_fetched_from_it_and_needs_no_snapshot(buil
     await cluster.start()
     await cluster.until_right(5)
     before = [worker.snapshots for worker in cluster.workers]
-    faults.strikes = lambda what, probability: what == "lost behind the stream" and faults.rng.random() < 0.2  # type: ignore[method-assign]
-    await work(cluster, 400)
-    faults.strikes = lambda what, probability: False  # type: ignore[method-assign]
+    await work_under(cluster, "lost behind the stream", 0.2)
     await calm_down(cluster)
     assert cluster.indexer.gaps > 0
     assert [worker.snapshots for worker in cluster.workers] == before
@@ -99,9 +115,7 @@ async def test_what_the_stream_never_had_is_made_good_by_a_snapshot(build: Build
     await cluster.start()
     await cluster.until_right(5)
     before = sum(worker.snapshots for worker in cluster.workers)
-    faults.strikes = lambda what, probability: what == "lost before the stream" and faults.rng.random() < 0.1  # type: ignore[method-assign]
-    await work(cluster, 400)
-    faults.strikes = lambda what, probability: False  # type: ignore[method-assign]
+    await work_under(cluster, "lost before the stream", 0.1)
     await calm_down(cluster)
     assert sum(worker.snapshots for worker in cluster.workers) > before
 
