@@ -5,8 +5,8 @@ readers can bear: the target of the time between tokens (planner.targets.itl_ms)
 the tokens that cost nothing because the weights are read anyway. Without readers, a step is long enough that its fixed
 part is a small one.
 
-The prompt with the least work left goes first, and each comes forward while it waits: behind later ones it waits for
-at most its own time divided by AGING.
+The prompt with the least work left goes first, and each comes forward while it waits: of the later ones only those go
+before it that come within its own time divided by AGING.
 
 All functions are of plain numbers, because numba compiles them, too. Times are in ms.
 """
