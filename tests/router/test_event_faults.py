@@ -42,7 +42,7 @@ async def work(cluster: FaultyCluster, steps: int) -> None:
 
 
 async def work_under(cluster: FaultyCluster, fault: str, share: float) -> None:
-    """400 steps, and as many more as it takes until the fault has struck, because messages are under way for a while."""
+    """400 steps, and as many more as it takes until the fault has struck: messages are under way for a while."""
     struck = 0
 
     def strikes(what: str, probability: float) -> bool:
