@@ -15,6 +15,7 @@ MUCH_SHORTER: Final = 2
 LEAST_LED: Final = 128  # tokens that a prompt waits for; fewer take no longer than a step takes anyway
 LEAST_TOKENS: Final = 16  # of a step's first prompt, however slow the device is
 BLIND_TOKENS: Final = 512  # of a step while nobody knows how long its prompts take
+TILE: Final = 128  # rows of a matrix product's tile on a GPU; graphs of 512 rows and more are so far apart
 
 
 def follows(left: int, led: int, leader_left: int, step_tokens: float) -> bool:
@@ -24,6 +25,13 @@ def follows(left: int, led: int, leader_left: int, step_tokens: float) -> bool:
     `leader_left`; step_tokens: of a usual step. A much shorter prompt does not wait, because it goes before its leader.
     """
     return led > min(LEAST_LED, step_tokens // 4) and left * MUCH_SHORTER > leader_left
+
+
+def in_tiles(before: int, num_tokens: int) -> int:
+    """Tokens of a chunk that ends in mid-prompt, behind a step's other `before` rows: at most `num_tokens`, with which
+    a step of many rows ends at a tile's end. The rest of a tile would cost time all the same."""
+    beyond = (before + num_tokens) % TILE if before + num_tokens > 4 * TILE else 0
+    return num_tokens - beyond if beyond < num_tokens else num_tokens
 
 
 class Prompt(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.blocks.block_manager import BlockManager
-from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows
+from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows, in_tiles
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
@@ -235,7 +235,7 @@ class Scheduler:
         budget_ms = self.budget.prompt_ms(len(decode), context_tokens)
         items: list[ScheduledSequence] = []
         copied: list[Sequence] = []
-        num_seen, leaders = 0, self._leaders()
+        num_seen, num_rows, leaders = 0, len(decode), self._leaders()
         for one in prompts:
             sequence = one.sequence
             if items and (room <= 0 or not self.budget.tokens(budget_ms, one.prompt)):
@@ -250,12 +250,13 @@ class Scheduler:
             if sequence.moves and not self._tiers.is_near(sequence):
                 copied.append(sequence)
                 continue
-            item = self._chunk(sequence, budget_ms, room, is_first=not items)
+            item = self._chunk(sequence, budget_ms, room, num_rows, is_first=not items)
             items.append(item)
             room -= item.num_tokens
+            num_rows += item.num_tokens
             budget_ms -= self.budget.work_ms(Prompt(item.start, item.num_tokens, inf))
         if copied and not items and not decode:
-            return [self._chunk(copied[0], budget_ms, room, is_first=True)]
+            return [self._chunk(copied[0], budget_ms, room, num_rows, is_first=True)]
         return items
 
     def _ranked(self, now_s: float) -> list[_Ranked]:
@@ -289,12 +290,15 @@ class Scheduler:
             return False
         return True
 
-    def _chunk(self, sequence: Sequence, budget_ms: float, room: int, *, is_first: bool) -> ScheduledSequence:
-        """The tokens of a prompt that this step computes."""
+    def _chunk(
+        self, sequence: Sequence, budget_ms: float, room: int, num_rows: int, *, is_first: bool
+    ) -> ScheduledSequence:
+        """The tokens of a prompt that this step computes behind other rows."""
         start = sequence.num_scheduled_tokens
         left = sequence.num_prefill_tokens - start
         num_tokens = self.budget.tokens(budget_ms, Prompt(start, left, inf))
         num_tokens = min(left, room, max(num_tokens, LEAST_TOKENS if is_first else 1))
+        num_tokens = num_tokens if num_tokens == left else in_tiles(num_rows, num_tokens)
         return ScheduledSequence(sequence, start, num_tokens, sample=num_tokens == left)
 
     def _leaders(self) -> list[Sequence]:
