@@ -3,11 +3,10 @@
     python -m benchmarks.step_cost --model 8b
     TRITON_INTERPRET=1 python -m benchmarks.step_cost --model tiny    (on a CPU, in Triton's interpreter: no figures)
 
-Each point of the grid runs with what makes such steps cheaper, and without: the attention of prompts and decodes at
-once (`beside`), and CUDA graphs of more than 512 tokens (`graphs`). One step is submitted while the one before runs, as
-the engine does. The coefficients of max(floor, token * n) + pair * pairs + sequence * B + context * K are fitted to the
-medians. `--busy 0.3` measures beside a thread that holds the interpreter's lock 30 % of the time, as a worker's event
-loop does with many readers.
+Each point of the grid runs with CUDA graphs of more than 512 tokens, and without (`graphs`). One step is submitted
+while the one before runs, as the engine does. The coefficients of
+max(floor, token * n) + pair * pairs + sequence * B + context * K are fitted to the medians. `--busy 0.3` measures
+beside a thread that holds the interpreter's lock 30 % of the time, as a worker's event loop does with many readers.
 """
 
 import argparse
@@ -29,11 +28,8 @@ import torch
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from engine.cuda import cuda_build
 from engine.cuda.cuda_build import build_cuda_runner, build_on_gpu
 from engine.cuda.cuda_runner import CudaRunner
-from engine.kernels import decode_attention
-from engine.kernels.prefill_attention import paid_pairs
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
 from engine.sequences.batch import Batch, ScheduledSequence
@@ -64,11 +60,6 @@ class Point(NamedTuple):
         return token_pairs(self.start, self.prompt)
 
 
-class Switches(NamedTuple):
-    beside: bool
-    graphs: bool
-
-
 class Cost(msgspec.Struct, frozen=True):
     p50_ms: float
     p90_ms: float
@@ -94,14 +85,10 @@ def grid(
     return [point for point in dict.fromkeys(whole) if point.prompt or point.readers]
 
 
-def variants(point: Point, largest: int) -> list[Switches]:
-    """What makes a difference at this point. largest: tokens of the largest graph."""
-    pairs = paid_pairs([(point.start, point.prompt)])
-    share = decode_attention.share_beside_prompts(pairs, point.readers * point.context)
-    tokens = point.prompt + point.readers
-    beside = [True, False] if point.prompt and point.readers and share else [False]
-    graphs = [True, False] if point.prompt and SMALL_GRAPHS < tokens <= largest else [False]
-    return [Switches(*both) for both in itertools.product(beside, graphs)]
+def variants(point: Point, largest: int) -> list[bool]:
+    """With larger graphs and without, where that makes a difference. largest: tokens of the largest graph."""
+    is_larger = point.prompt and SMALL_GRAPHS < point.prompt + point.readers <= largest
+    return [True, False] if is_larger else [False]
 
 
 class Steps:
@@ -118,11 +105,11 @@ class Steps:
         sequences = [point.start + point.prompt, *[point.context] * point.readers]
         return sum(-(-tokens // self._block_size) for tokens in sequences) <= len(self._blocks)
 
-    def measure(self, point: Point, switches: Switches, count: int) -> Cost:
+    def measure(self, point: Point, graphs: bool, count: int) -> Cost:
         """Times `count` steps with the same work."""
         batch, runner = self._batch(point), self.runner
         times, hosts = list[float](), list[float]()
-        with self._switched(switches):
+        with self._switched(graphs):
             step = runner.submit(batch)
             step.draw()
             for _ in range(WARM + count):
@@ -149,16 +136,13 @@ class Steps:
         return Batch(prefill, [scheduled(point.context - 1, 1) for _ in range(point.readers)])
 
     @contextmanager
-    def _switched(self, switches: Switches) -> Iterator[None]:
-        rules = decode_attention.BESIDE_PROMPTS
-        if not switches.beside:
-            decode_attention.BESIDE_PROMPTS = ()
-        if not switches.graphs:
+    def _switched(self, graphs: bool) -> Iterator[None]:
+        if not graphs:
             self._graphs.sizes = [size for size in self.sizes if size <= SMALL_GRAPHS]
         try:
             yield
         finally:
-            decode_attention.BESIDE_PROMPTS, self._graphs.sizes = rules, self.sizes
+            self._graphs.sizes = self.sizes
 
 
 def fitted(points: list[Point], ms: list[float]) -> Coefficients:
@@ -206,7 +190,6 @@ def busy(share: float) -> Iterator[None]:
 def build(model: str, max_tokens: int, max_running: int) -> tuple[Steps, dict[str, float]]:
     """The steps, and what the start took: seconds and bytes of the whole and of the graphs."""
     config = TINY if model == "tiny" else SHAPES[model]
-    cuda_build.ATTEND_AT_ONCE = True
     began_s = time.perf_counter()
     if not torch.cuda.is_available():
         return _build_on_cpu(config, max_tokens, max_running), {"ready_s": time.perf_counter() - began_s}
@@ -253,22 +236,20 @@ def _build_on_cpu(config: ModelConfig, max_tokens: int, max_running: int) -> Ste
     return Steps(runner, num_blocks, 16, config.vocab_size)
 
 
-def measure_all(steps: Steps, points: list[Point], count: int) -> dict[Switches, dict[Point, Cost]]:
+def measure_all(steps: Steps, points: list[Point], count: int) -> dict[bool, dict[Point, Cost]]:
     """Each variant's costs; a point that a switch does not concern is the same in both."""
-    every = [Switches(*both) for both in itertools.product((True, False), repeat=2)]
-    found: dict[Switches, dict[Point, Cost]] = {switches: {} for switches in every}
-    _print_line("n", "start", "B", "context", *Switches._fields, "p50 ms", "p90 ms", "host ms")
+    found: dict[bool, dict[Point, Cost]] = {True: {}, False: {}}
+    _print_line("n", "start", "B", "context", "graphs", "p50 ms", "p90 ms", "host ms")
     for point in points:
         if not steps.has_room(point):
             print(f"{point}: the KV memory has no room")
             continue
-        costs = {switches: steps.measure(point, switches, count) for switches in variants(point, steps.sizes[-1])}
-        for switches, cost in costs.items():
+        costs = {graphs: steps.measure(point, graphs, count) for graphs in variants(point, steps.sizes[-1])}
+        for graphs, cost in costs.items():
             times = [f"{ms:.2f}" for ms in (cost.p50_ms, cost.p90_ms, cost.host_ms)]
-            _print_line(*point, *_shown(switches), *times)
-        largest = next(iter(costs))
-        for switches, known in found.items():
-            known[point] = costs[Switches(*map(min, switches, largest))]
+            _print_line(*point, _shown(graphs), *times)
+        for graphs, known in found.items():
+            known[point] = costs.get(graphs, costs[False])
     return found
 
 
@@ -288,29 +269,27 @@ def main() -> None:
     print(f"{len(steps.sizes)} sizes of graphs up to {steps.sizes[-1]} tokens; the start took {start}", flush=True)
     with busy(arguments.busy):
         found = measure_all(steps, points, arguments.steps)
-    fits = {
-        switches: fitted(list(costs), [cost.p50_ms for cost in costs.values()]) for switches, costs in found.items()
-    }
+    fits = {graphs: fitted(list(costs), [cost.p50_ms for cost in costs.values()]) for graphs, costs in found.items()}
     print()
-    _print_line(*Switches._fields, *Coefficients.__struct_fields__)
-    for switches, fit in fits.items():
-        _print_line(*_shown(switches), *(f"{value:.3g}" for value in msgspec.structs.astuple(fit)))
+    _print_line("graphs", *Coefficients.__struct_fields__)
+    for graphs, fit in fits.items():
+        _print_line(_shown(graphs), *(f"{value:.3g}" for value in msgspec.structs.astuple(fit)))
     if arguments.model != "tiny":
         suffix = f"-busy{arguments.busy:g}" if arguments.busy else ""
         document = {"machine": describe(), "sizes": steps.sizes, "start": start, "variants": _documents(found, fits)}
         write_result(arguments.out / f"step-cost-{arguments.model}{suffix}.json", document)
 
 
-def _documents(found: dict[Switches, dict[Point, Cost]], fits: dict[Switches, Coefficients]) -> list[dict[str, Any]]:
-    def of(switches: Switches) -> dict[str, Any]:
-        points = [point._asdict() | msgspec.to_builtins(cost) for point, cost in found[switches].items()]
-        return switches._asdict() | {"fit": msgspec.to_builtins(fits[switches]), "points": points}
+def _documents(found: dict[bool, dict[Point, Cost]], fits: dict[bool, Coefficients]) -> list[dict[str, Any]]:
+    def of(graphs: bool) -> dict[str, Any]:
+        points = [point._asdict() | msgspec.to_builtins(cost) for point, cost in found[graphs].items()]
+        return {"graphs": graphs, "fit": msgspec.to_builtins(fits[graphs]), "points": points}
 
-    return [of(switches) for switches in found]
+    return [of(graphs) for graphs in found]
 
 
-def _shown(switches: Switches) -> list[str]:
-    return ["yes" if switch else "no" for switch in switches]
+def _shown(switch: bool) -> str:
+    return "yes" if switch else "no"
 
 
 def _print_line(*cells: object) -> None:

@@ -30,9 +30,6 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.device.drivers import memory_of
 from runtime.errors import ConfigError
 
-# Whether prompts and decodes attend at once: not before benchmarks/step_cost.py has shown on a GPU what it brings.
-ATTEND_AT_ONCE = False
-
 log = structlog.get_logger()
 
 _GRAPH_BYTES = 1 << 30  # kept by CUDA graphs: their kernels' parameters and one step's activations
@@ -82,7 +79,6 @@ def build_cuda_runner(
         programs_at_once=programs_at_once,
         query_tile=query_tile(slab.dtype),
         with_page_table=attention.with_page_table,
-        beside_prompts=ATTEND_AT_ONCE and not flash,
         device=device,
     )
     masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts

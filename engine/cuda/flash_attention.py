@@ -1,5 +1,5 @@
 """flash-attn-4 (CuTe) for prompt chunks on Hopper and newer, where it is installed. Decodes stay with Triton, because
-flash-attn-4 cannot split a long context on Hopper. Its programs fill a multiprocessor, so decodes come after them."""
+flash-attn-4 cannot split a long context on Hopper."""
 
 from functools import cached_property
 from typing import Any

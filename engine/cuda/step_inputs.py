@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.copy_words import copy_words
-from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces, share_beside_prompts
-from engine.kernels.prefill_attention import PrefillPlan, paid_pairs, plan_tiles
+from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
+from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import StepShape
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import PENDING, Sequence
@@ -77,17 +77,14 @@ class StepBuffer:
         programs_at_once: int,
         query_tile: int,
         with_page_table: bool,
-        beside_prompts: bool,
         device: torch.device,
     ) -> None:
-        """table_words: room for the block tables of one step, of all sequences together. beside_prompts: whether
-        decodes' attention may run beside that of prompts."""
+        """table_words: room for the block tables of one step, of all sequences together."""
         self._max_tokens = max_tokens
         self._block_size = block_size
         self._programs_at_once = programs_at_once
         self._query_tile = query_tile
         self._with_page_table = with_page_table
-        self._beside_prompts = beside_prompts
         words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
@@ -99,26 +96,17 @@ class StepBuffer:
         lengths = np.array([item.num_tokens for item in batch.prefill], dtype=np.int64)
         rows, chunks = len(batch.decode), len(batch.prefill)
         pages = max((self._num_blocks(item) for item in batch.prefill), default=0) if self._with_page_table else 0
-        programs, share = num_programs(rows, self._programs_at_once) if rows else 0, self._share_beside_prompts(batch)
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
-            programs=programs if share is None else max(1, int(share * self._programs_at_once)),
+            programs=num_programs(rows, self._programs_at_once) if rows else 0,
             pieces=rows + self._programs_at_once if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
             samples=self._padded_samples(sum(item.sample for item in batch.items)),
             pages=pages,
             longest_chunk=int(lengths.max()) if chunks else 0,
-            beside=share is not None,
         )
-
-    def _share_beside_prompts(self, batch: Batch) -> float | None:
-        """As in engine.kernels.decode_attention.share_beside_prompts."""
-        if not (self._beside_prompts and batch.prefill and batch.decode):
-            return None
-        pairs = paid_pairs((item.start, item.num_tokens) for item in batch.prefill)
-        return share_beside_prompts(pairs, sum(item.end for item in batch.decode))
 
     def _padded_samples(self, samples: int) -> int:
         """Rounds up to a size of the graphs, because cuBLAS loads a kernel at the first use of a size, and all wait."""
@@ -208,7 +196,7 @@ class StepBuffer:
         self._put_samples(put, items, begins + counts - 1)
         num_chunks = len(batch.prefill)
         if batch.decode:
-            pieces = plan_pieces(starts[num_chunks:] + 1, shape.programs, self._programs_at_once)
+            pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
             for name in _PIECE_FIELDS:
                 put(name, getattr(pieces, name))
             put("decode_table", first_blocks[num_chunks:])

@@ -1,19 +1,12 @@
 """Attention with Baton's own Triton kernels: on CUDA, and in tests on a CPU through Triton's interpreter."""
 
-from functools import partial
-
 from torch import Tensor
 
-from engine.cuda.side_stream import SideStream
 from engine.cuda.step_inputs import StepInputs
 from engine.kernels.decode_attention import FEW_ROWS, DecodeScratch, decode_attention
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.model.attention import HeadNorms
-
-# Prompts come aside, because the decodes' programs, which are fewer, then get room before theirs.
-PROMPTS_ASIDE = True
-SIDE_PRIORITY = 0
 
 
 class TritonAttention:
@@ -24,7 +17,6 @@ class TritonAttention:
 
     def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
         """`angles`: RotaryEmbedding.table, float32 [positions, head_dim], for every position of a sequence."""
-        self._side = SideStream(angles.device, SIDE_PRIORITY) if angles.is_cuda else None
         self.num_positions = len(angles)
         self._angles = angles
         self._scratch = scratch
@@ -40,22 +32,10 @@ class TritonAttention:
             return decode_attention(queries, layer_cache, metadata.decode, self._scratch)
         return decode_attention(qkv, layer_cache, metadata.decode, self._scratch, self._rotation(norms, metadata))
 
-    def mix(self, queries: Tensor, num_prefill: int, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        prompts = partial(self.prefill, queries[:num_prefill], layer_cache, metadata, out[:num_prefill])
-        decodes = partial(self._decode, queries[num_prefill:], layer_cache, metadata, out[num_prefill:])
-        if metadata.shape.beside and self._side is not None:
-            here, aside = (decodes, prompts) if PROMPTS_ASIDE else (prompts, decodes)
-            self._side.both(here, aside)
-            return
-        prompts()
-        if metadata.shape.rows:
-            decodes()
-
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        """Attends with the queries of the prompts."""
         prefill_attention(queries, layer_cache, metadata.prefill, out)
 
-    def _decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
         decode_attention(queries, layer_cache, metadata.decode, self._scratch, out=out)
 
     def _rotation(self, norms: HeadNorms | None, metadata: StepInputs) -> Rotation:

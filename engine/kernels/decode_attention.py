@@ -28,10 +28,6 @@ TILE = 64  # tokens that a program loads at once; pieces begin at multiples of i
 NUM_WARPS = 2
 NUM_STAGES = 3
 FEW_ROWS = 32
-# Pairs of tokens in the prompts' attention per token of the decodes' contexts, and the decodes' part of their programs.
-# On an H100 about 29 pairs of an 8B model take as long as one token. A multiprocessor has room for one program of
-# prompts beside two of the decodes' four, or for two beside one (registers: 24k and 16k of 64k).
-BESIDE_PROMPTS = ((40, 1 / 4), (8, 1 / 2))
 _UNCUT = 4 / 3  # longest context that is not cut, in even shares of all contexts: merging would cost more time
 _MIN_ROWS = 16  # fewest rows of a tl.dot, to which the query heads of a KV head are padded
 _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
@@ -60,18 +56,11 @@ def num_programs(rows: int, at_once: int) -> int:
     return at_once if rows <= FEW_ROWS else rows + at_once
 
 
-def share_beside_prompts(pairs: float, context_tokens: int) -> float | None:
-    """The part of the programs at once that decodes with `context_tokens` tokens get while prompt attention over
-    `pairs` pairs of tokens runs. None: both take longer at once than one after the other."""
-    return next((share for least, share in BESIDE_PROMPTS if pairs >= least * context_tokens), None)
-
-
-def plan_pieces(lengths: np.ndarray, programs: int, at_once: int) -> Pieces:
-    """Cuts contexts of `lengths` tokens, all positive, for a launch of `programs` programs: at most len(lengths) +
-    at_once pieces."""
-    if programs <= at_once:
-        return equal_shares(lengths, programs)
-    return longest_first(lengths, max(1, int(at_once / _UNCUT)), programs)
+def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
+    """Cuts contexts of `lengths` tokens, all positive, for a launch of `rows` rows: at most rows + at_once pieces."""
+    if rows <= FEW_ROWS:
+        return equal_shares(lengths, at_once)
+    return longest_first(lengths, max(1, int(at_once / _UNCUT)), num_programs(rows, at_once))
 
 
 def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:

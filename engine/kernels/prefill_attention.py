@@ -2,7 +2,6 @@
 one after the other, and each chunk sees its sequence from the beginning."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,29 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.config.step_times import token_pairs
 from runtime.device.quick_launch import QuickLaunch
 
 # Queries and keys per tile, warps, stages. float32 uses no tensor cores, and the registers hold fewer values.
 HALF_TILES = (64, 64, 4, 3)
 FLOAT_TILES = (32, 32, 4, 1)
-# Queries of a step that give each multiprocessor of an H100 a program, for 32 heads. Fewer take as long.
-FEW_QUERIES = 256
 
 
 def query_tile(dtype: torch.dtype) -> int:
     """Number of queries that a program takes."""
     return (FLOAT_TILES if dtype == torch.float32 else HALF_TILES)[0]
-
-
-def paid_pairs(chunks: Iterable[tuple[int, int]]) -> float:
-    """Pairs of tokens that take as long as chunks of (tokens before, tokens): more than theirs when they leave
-    multiprocessors idle, because a program reads its keys one tile after the other."""
-    pairs, longest = 0.0, 0
-    for start, count in chunks:
-        pairs += token_pairs(start, count)
-        longest = max(longest, start + count)
-    return max(pairs, FEW_QUERIES * longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class HeadNorms:
 
 
 class Attention(Protocol):
-    """A backend. In each layer of a step with prompts `store` comes before `mix`.
+    """A backend. For each layer of a step, `store` comes before `prefill` and `decode`.
 
     Tokens lie flat: those of the prefill spans first, then one per decode span. Queries and results are
     [num_tokens, heads, head_dim]. A query sees its sequence up to itself. `metadata`, of the backend's own type, is
@@ -44,11 +44,13 @@ class Attention(Protocol):
         keys and values into the blocks of the spans. Returns the queries."""
 
     def store_and_decode(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: Any) -> Tensor:
-        """Stores and attends in a step of decodes alone; a backend may fuse the two. Returns the result."""
+        """`store` and `decode` for a step of decodes alone; a backend may fuse them."""
 
-    def mix(self, queries: Tensor, num_prefill: int, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
-        """Attends with all queries, of which the first `num_prefill` are prompts'. `out`: contiguous, of the same
-        shape."""
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
+        """Attends with the queries of the prefill spans, in order. `out`: contiguous, of the same shape."""
+
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: Any, out: Tensor) -> None:
+        """Attends with one query per decode span, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,10 @@ class StepAttention:
 
     def mix(self, queries: Tensor, cache: Tensor, mixed: Tensor) -> None:
         """Attends in a step with prompts. mixed: [num_tokens, heads, head_dim], takes the result."""
-        self.backend.mix(queries, self.num_prefill_tokens, cache, self.metadata, mixed)
+        split = self.num_prefill_tokens
+        self.backend.prefill(queries[:split], cache, self.metadata, mixed[:split])
+        if split < len(queries):
+            self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])
 
     def tell(self, layer: int) -> None:
         """Tells that the layer's KV is written."""

@@ -24,7 +24,6 @@ class StepShape:
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
-    beside: bool = False  # whether the decodes' attention runs beside the prompts'
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """Name -> (words, filling of the padding), in order. The block tables follow."""

@@ -81,14 +81,10 @@ class TorchAttention:
     ) -> Tensor:
         queries = self.store(qkv, norms, layer_cache, metadata)
         mixed = torch.empty_like(queries)
-        self._decode(queries, layer_cache, metadata, mixed)
+        self.decode(queries, layer_cache, metadata, mixed)
         return mixed
 
-    def mix(self, queries: Tensor, num_prefill: int, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
-        self._prefill(queries[:num_prefill], layer_cache, metadata, out[:num_prefill])
-        self._decode(queries[num_prefill:], layer_cache, metadata, out[num_prefill:])
-
-    def _prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
+    def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
         done = 0
         for span in metadata.prefill:
             length = span.end - span.start
@@ -100,7 +96,7 @@ class TorchAttention:
             out[done : done + length] = result.permute(2, 0, 1, 3).reshape(length, -1, self._head_dim)
             done += length
 
-    def _decode(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
+    def decode(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
         done = 0
         for group in metadata.decode:
             k, v = self._gather(layer_cache, group.cache_rows, group.size).unbind(1)

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.runtime import JITFunction
 
-Again = Callable[[Mapping[int, int]], object]
-"""Makes a launch again, on its stream, with other addresses in the place of some."""
+Launch = tuple[Any, tuple[int, ...], list[Any]]
+"""(compiled kernel, grid, arguments)"""
 
 
 class _Noting(threading.local):
-    launches: list[Again] | None = None
+    launches: list[Launch] | None = None
 
 
 _noting = _Noting()
@@ -29,7 +28,7 @@ class NotedLaunches:
     """Launches of this thread under `with`, of which there is one: they can be made again."""
 
     def __init__(self) -> None:
-        self._launches: list[Again] = []
+        self._launches: list[Launch] = []
 
     def __enter__(self) -> None:
         _noting.launches = self._launches
@@ -40,16 +39,9 @@ class NotedLaunches:
     def again(self, others: Mapping[int, int]) -> bool:
         """Makes them again, with other addresses in the place of some. Invariant: those are aligned as these are.
         False: none is noted, as in Triton's interpreter."""
-        for launch in self._launches:
-            launch(others)
+        for compiled, grid, values in self._launches:
+            compiled[grid](*[others.get(value, value) for value in values])
         return bool(self._launches)
-
-
-def noted(action: Callable[[], object]) -> None:
-    """Does what orders launches, such as a wait of one stream for another, and notes it among them."""
-    action()
-    if _noting.launches is not None:
-        _noting.launches.append(lambda _: action())
 
 
 class QuickLaunch:
@@ -82,18 +74,8 @@ class QuickLaunch:
         else:
             compiled[whole_grid](*values, *trailing)
         if _noting.launches is not None:
-            _noting.launches.append(partial(_again, compiled[whole_grid], values + trailing, _current_stream()))
+            _noting.launches.append((compiled, whole_grid, values + trailing))
         return compiled
-
-
-def _again(launch: Callable[..., object], values: list[Any], stream: int | None, others: Mapping[int, int]) -> None:
-    launch(*[others.get(value, value) for value in values], stream=stream)
-
-
-def _current_stream() -> int | None:
-    """The handle of this thread's stream; None without CUDA."""
-    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.current_stream().cuda_stream if is_initialized else None
 
 
 def _kind(value: float) -> int:

@@ -7,12 +7,10 @@ import torch
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import Engine
-from engine.cuda import cuda_build
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.mask_buffer import MaskBuffer
-from engine.cuda.triton_attention import TritonAttention
-from engine.kernels import decode_attention, small_linear
+from engine.kernels import small_linear
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
 from engine.sequences.batch import Runner
@@ -104,18 +102,6 @@ def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytes
     """Both architectures are tried here. What the other tests are about begins behind the model, at its logits."""
     params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
     both(request.getfixturevalue(model), params, seed=1)
-
-
-def test_attention_of_prompts_and_decodes_at_once(qwen3: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU on two streams; elsewhere only the contexts are cut as for them."""
-    shared = list[bool]()
-    mix = TritonAttention.mix
-    monkeypatch.setattr(cuda_build, "ATTEND_AT_ONCE", True)
-    monkeypatch.setattr(decode_attention, "BESIDE_PROMPTS", ((0, 0.25),))
-    monkeypatch.setattr(TritonAttention, "mix", lambda *given: (shared.append(given[4].shape.beside), mix(*given)))
-    params = [SamplingParams(max_tokens=9, seed=i, temperature=(0.0, 0.8)[i % 2], ignore_eos=True) for i in range(5)]
-    both(qwen3, params, seed=7)
-    assert sum(shared) > 3, "prompts beside decodes"
 
 
 def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:

@@ -4,7 +4,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from engine.kernels.decode_attention import (
     FEW_ROWS,
@@ -16,7 +15,6 @@ from engine.kernels.decode_attention import (
     longest_first,
     num_programs,
     plan_pieces,
-    share_beside_prompts,
 )
 from engine.kernels.rotate_store import Rotation
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
@@ -157,7 +155,7 @@ def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -
     for _ in range(30):
         rows = int(random_lengths.integers(FEW_ROWS + 1, 200))
         lengths = random_lengths.integers(1, 3000, rows - 3)  # three rows of padding
-        pieces = plan_pieces(lengths, num_programs(rows, at_once), at_once)
+        pieces = plan_pieces(lengths, rows, at_once)
         assert len(pieces.program_first) == num_programs(rows, at_once) + 1
         assert len(pieces.piece_row) <= rows + at_once
         assert (np.diff(pieces.program_first)[: len(pieces.piece_row)] == 1).all()
@@ -168,21 +166,3 @@ def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -
         assert firsts == sorted(firsts, reverse=True)
         assert np.bincount(pieces.piece_row, weights=sizes).astype(int).tolist() == lengths.tolist()
         assert np.bincount(pieces.piece_row).tolist() == pieces.num_pieces.tolist()
-
-
-@given(st.floats(0, 1e9), st.integers(1, 10**6))
-def test_beside_prompts_decodes_get_fewer_programs_the_longer_the_prompts_take(pairs: float, context: int) -> None:
-    share, longer = share_beside_prompts(pairs, context), share_beside_prompts(2 * pairs, context)
-    assert share is None or (longer is not None and 0 < longer <= share < 1)
-    assert share_beside_prompts(100 * context, context) is not None
-    assert share_beside_prompts(context, context) is None
-
-
-def test_many_contexts_beside_prompts_share_few_programs_equally() -> None:
-    lengths = np.arange(1, 100) * 37
-    pieces = plan_pieces(lengths, 16, at_once=66)
-    assert len(pieces.program_first) == 17
-    assert len(pieces.piece_row) < len(lengths) + 16
-    tiles = -(-(pieces.piece_end - pieces.piece_start) // TILE)
-    shares = [tiles[first:stop].sum() for first, stop in itertools.pairwise(pieces.program_first)]
-    assert max(shares) == -(-tiles.sum() // 16)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.prefill_attention import PrefillPlan, paid_pairs, plan_tiles, prefill_attention, query_tile
+from engine.kernels.prefill_attention import PrefillPlan, plan_tiles, prefill_attention, query_tile
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import prefill_attention_reference
@@ -46,9 +46,3 @@ def test_chunks_of_several_sequences_at_any_offset(dtype: torch.dtype, block_siz
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
 def test_head_shapes(head_dim: int, heads: int, kv_heads: int) -> None:
     check([(5, 20), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=32)
-
-
-def test_few_queries_behind_a_long_context_are_paid_like_those_that_fill_the_device() -> None:
-    assert paid_pairs([(8192, 1)]) == paid_pairs([(8192 - 127, 128)]) == 256 * 8193
-    assert paid_pairs([(0, 2048)]) == 2048 * 1024
-    assert paid_pairs([(8192, 512), (0, 2048)]) == 512 * (8192 + 256) + 2048 * 1024

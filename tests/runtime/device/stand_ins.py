@@ -8,14 +8,9 @@ from triton.runtime import JITFunction
 class Compiled:
     def __init__(self) -> None:
         self.launches: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []  # (grid, arguments)
-        self.streams: list[int | None] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*arguments: Any, stream: int | None = None) -> None:
-            self.launches.append((grid, arguments))
-            self.streams.append(stream)
-
-        return launch
+        return lambda *arguments: self.launches.append((grid, arguments))
 
 
 class Kernel(JITFunction):  # type: ignore[misc]

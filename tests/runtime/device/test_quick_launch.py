@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from runtime.device.quick_launch import NotedLaunches, QuickLaunch, noted
+from runtime.device.quick_launch import NotedLaunches, QuickLaunch
 from tests.runtime.device.stand_ins import Kernel
 
 
@@ -33,16 +33,3 @@ def test_launches_of_another_thread_are_not_noted() -> None:
         other.start()
         other.join()
     assert not noted.again({})
-
-
-def test_what_orders_launches_is_done_again_in_its_place() -> None:
-    kernel, tensor, launches, counts = Kernel(), torch.zeros(64), NotedLaunches(), list[int]()
-    launch = QuickLaunch(kernel)
-    launch[(1,)](tensor, tensor, 1, SIZE=1)  # compiles
-    with launches:
-        launch[(1,)](tensor, tensor, 1, SIZE=1)
-        noted(lambda: counts.append(len(kernel.compiled.launches)))
-        launch[(1,)](tensor, tensor, 1, SIZE=1)
-    noted(lambda: counts.append(-1))  # nobody notes it
-    assert launches.again({})
-    assert counts == [1, -1, 3]
