@@ -13,13 +13,15 @@ from engine.sequences.sequence import Sequence
 # News leave at most so often, those of quicker steps together. 20 ms would halve the messages of an engine that takes
 # no time, and a reader would see the text come in jerks.
 GATHER_S = 0.01
+MANY = 60  # requests with fewer are gathered for less, but LEAST of it: steps of 6 ms of three readers left in pairs
+LEAST = 0.4
 PER_REQUEST_S = 60e-6  # a request's news cost a worker some 5 us, and a router 30 to 70
 
 
 def gather_s(configured_s: float, num_requests: int) -> float:
     """How long the tokens of so many requests are gathered. The more requests, the longer, because a request's news
     cost the same however many tokens they hold. 0: not at all."""
-    return configured_s and max(configured_s, num_requests * PER_REQUEST_S)
+    return configured_s and max(configured_s * min(1.0, max(LEAST, num_requests / MANY)), num_requests * PER_REQUEST_S)
 
 
 class GatheredSteps:

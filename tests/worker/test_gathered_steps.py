@@ -36,14 +36,15 @@ def test_tokens_of_quick_steps_leave_as_one_output_per_sequence() -> None:
         clock.now_s += 0.002
         output = steps.add(StepOutput([token(one, step), token(other, -step)], [], 2, may_wait=True))
         left += [] if output is None else [output]
-    first, second = left  # the first step waits for nothing, the sixth ends when the 10 ms do
+    first, second, *_ = left  # the first step waits for nothing, the third ends when 4 ms do
     assert [output.token_ids for output in first.outputs] == [[0], [0]]
-    assert [output.token_ids for output in second.outputs[:2]] == [[1, 2, 3, 4], [-1, -2, -3, -4]]
-    assert second.num_tokens == 10
+    assert [output.token_ids for output in second.outputs[:2]] == [[1], [-1]]
+    assert second.num_tokens == 4
 
 
 def test_tokens_of_more_requests_are_gathered_longer() -> None:
-    assert gather_s(0.010, 1) == gather_s(0.010, 160) == 0.010
+    assert gather_s(0.010, 1) == gather_s(0.010, 24) == 0.004, "8B models' steps of one reader take 5 ms"
+    assert gather_s(0.010, 60) == gather_s(0.010, 160) == 0.010
     assert gather_s(0.010, 500) == pytest.approx(0.030)
     assert gather_s(0.0, 500) == 0
 
