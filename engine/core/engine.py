@@ -33,7 +33,9 @@ from runtime.config.step_times import USUAL, StepTimes
 from runtime.errors import InvalidRequestError, RankLostError
 
 LONG_S: Final = 0.02  # a step that is worth waiting for
-LEAD_S: Final = 0.004  # that a step is scheduled and submitted before the device is done with the one before
+LEAD_S: Final = 0.004  # that a step is scheduled and submitted at least before the device is done with the one before
+LEADS: Final = 1.5  # times what that took for steps with prompts, of which the longest counts
+FADES: Final = 0.95  # of that is left a step later
 MARGIN: Final = 0.15  # of a step, by which it may end earlier than expected
 
 log = structlog.get_logger()
@@ -81,6 +83,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}  # those that wait or run, by request id
         self._num_steps = 0
         self.num_prompt_tokens = 0  # submitted to the runner so far
+        self._preparing_s = 0.0  # that a step with prompts takes until it is submitted
         self._landed_s = 0.0  # when the last step was collected
         self._free_s = 0.0  # the same on time.monotonic(), which a mock runner's clock is not
         self._step_ms = 0.0
@@ -186,10 +189,13 @@ class Engine:
     def step(self) -> StepOutput:
         """A batch that fails ends its sequences with finish "error" instead of raising. Raises RankLostError when no
         step can be computed here any more."""
-        self.block_manager.expire(self.clock())
+        began_s = self.clock()
+        self.block_manager.expire(began_s)
         restored = self.block_manager.land()
         batch = self._schedule()
         is_under_way = self._submit(batch)
+        if batch.prefill:
+            self._preparing_s = max(self.clock() - began_s, FADES * self._preparing_s)
         outputs, num_landed, may_wait = self._collect(self.runner.depth if is_under_way else 0)
         if is_under_way and self._in_flight:
             self._draw()
@@ -244,7 +250,8 @@ class Engine:
         if not newest.work.prompt_tokens or expected_s < LONG_S:
             return 0.0
         began_s = max(newest.started_s, self._landed_s)
-        return began_s + expected_s * (1 - MARGIN) - LEAD_S - self.clock()
+        lead_s = max(LEAD_S, LEADS * self._preparing_s)
+        return began_s + expected_s * (1 - MARGIN) - lead_s - self.clock()
 
     def _draw(self) -> None:
         """Completes the newest step, now that the tokens of the step before are known."""

@@ -1,12 +1,13 @@
 """The engine with a deterministic model whose KV is checked at every read."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from baton_proto.discovery import TimedStep
 from baton_proto.sampling import TokenLogprobs
-from engine.core.engine import LEAD_S, LONG_S, MARGIN, Engine
+from engine.core.engine import FADES, LEAD_S, LEADS, LONG_S, MARGIN, Engine
 from engine.sequences.batch import Batch, LayerDone, StepDone
 from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
@@ -331,6 +332,32 @@ def test_the_next_step_may_be_put_off_until_shortly_before_a_long_one_with_promp
         engine.step()
     engine.step()
     assert engine.spare_s() == 0.0, "steps that only decode are short"
+
+
+def test_the_longer_it_takes_to_submit_a_step_the_sooner_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without graphs, and beside a busy event loop, the device would wait for the host."""
+    now_s, takes_s = 100.0, 0.03
+    engine, runner = make_engine(num_blocks=4096, max_batch_tokens=1000, depth=1)
+    engine.clock = lambda: now_s
+    for step in range(RECENT):
+        engine.timed_steps.add(TimedStep(1000, 5e5, 0, 0, 100.0), 200.0 + 2 * step)
+    submit = runner.submit
+
+    def slow(*given: Any) -> Any:
+        nonlocal now_s
+        now_s += takes_s
+        return submit(*given)
+
+    monkeypatch.setattr(runner, "submit", slow)
+    engine.add(make_sequence("long", range(5000)))
+    engine.step()
+    tokens = engine.scheduler.running[0].num_in_flight_tokens
+    whole_s = engine.timed_steps.times.step_ms(tokens, tokens * tokens / 2, 0, 0) / 1e3 * (1 - MARGIN)
+    assert engine.spare_s() == pytest.approx(whole_s - LEADS * 0.03 - 0.03), "30 ms of it are over"
+    takes_s = 0.0
+    now_s += whole_s
+    engine.step()
+    assert engine._preparing_s == pytest.approx(FADES * 0.03), "the next one may take as long again"
 
 
 @pytest.mark.parametrize("depth", [0, 1])
