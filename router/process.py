@@ -220,7 +220,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
             config.router,
             expected=expected,
             hits=hits,
-            itl_ms=config.planner.targets.itl_ms,
+            targets=config.planner.targets,
         ),
         queue=queue,
         metrics=RouterMetrics(),

@@ -1,9 +1,11 @@
 """How much of a step belongs to prompts, and which prompts go first: one rule for engine, router and simulator.
 
 Each running answer gets one token a step, so nobody's next token comes before the step's end. Steps are as long as
-readers can bear: the target of the time between tokens (planner.targets.itl_ms). Prompts always get half of a step, and
-the tokens that cost nothing because the weights are read anyway. Without readers, a step is long enough that its fixed
-part is a small one.
+readers can bear: the target of the time between tokens (planner.targets.itl_ms). Where the prompts that wait take more
+time than the target of first tokens (planner.targets.ttft_ms), steps get longer in proportion, because the readers'
+part of a long step is the smaller one: who begins and who reads miss their targets alike. Prompts always get half of a
+step, and the tokens that cost nothing because the weights are read anyway. Without readers, a step is long enough that
+its fixed part is a small one.
 
 The prompt with the least work left goes first, and each comes forward while it waits: of the later ones only those go
 before it that come within its own time divided by AGING.
@@ -14,7 +16,9 @@ All functions are of plain numbers, because numba compiles them, too. Times are 
 from math import sqrt
 from typing import Final
 
-AGING: Final = 0.3  # ms of work that a ms of waiting counts as
+AGING: Final = 0.8  # ms of work that a ms of waiting counts as
+LONGEST: Final = 8.0  # targets that a step beside readers may last
+TILE: Final = 128  # rows of a matrix product's tile on a GPU; graphs of 512 rows and more are so far apart
 ALONE: Final = 2.0  # targets that a step without readers may last
 FLOORS: Final = 8.0  # or so many times what the smallest step takes
 
@@ -24,9 +28,15 @@ def rank(work_ms: float, waited_ms: float) -> float:
     return work_ms - AGING * waited_ms
 
 
+def step_ms(target_ms: float, first_ms: float, queue_ms: float) -> float:
+    """How long a step beside readers may last. `first_ms`: the target of first tokens. `queue_ms`: work of all prompts
+    that wait or run."""
+    return target_ms * min(LONGEST, max(1.0, queue_ms / first_ms))
+
+
 def prompt_ms(floor_ms: float, decode_floor_ms: float, readers_ms: float, target_ms: float) -> float:
     """What prompts may take of a step. `floor_ms` and `decode_floor_ms`: of the smallest steps with prompts and with
-    answers. `readers_ms`: of all running answers, without the floor; 0: there are none."""
+    answers. `readers_ms`: of all running answers, without the floor; 0: there are none. `target_ms`: of `step_ms`."""
     if readers_ms <= 0.0:
         return max(ALONE * target_ms, FLOORS * floor_ms)
     return max(floor_ms, target_ms - readers_ms, 2 * decode_floor_ms + readers_ms)
@@ -41,3 +51,10 @@ def tokens_within(budget_ms: float, token_ms: float, pair_ms: float, start: int,
         return 0
     # the root of pair / 2 * n^2 + linear * n = budget, in the form that is exact for few pairs
     return int(2 * budget_ms / (linear_ms + sqrt(linear_ms * linear_ms + 2 * pair_ms * budget_ms)))
+
+
+def in_tiles(before: int, num_tokens: int) -> int:
+    """Tokens of a chunk that ends in mid-prompt, behind a step's other `before` rows: at most `num_tokens`, with which
+    a step of many rows ends at a tile's end. The rest of a tile would cost time all the same."""
+    beyond = (before + num_tokens) % TILE if before + num_tokens > 4 * TILE else 0
+    return num_tokens - beyond if beyond < num_tokens else num_tokens

@@ -9,13 +9,12 @@ from typing import Final, NamedTuple
 
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import USUAL, StepTimes, token_pairs
-from runtime.step_rule import prompt_ms, rank, tokens_within
+from runtime.step_rule import prompt_ms, rank, step_ms, tokens_within
 
 MUCH_SHORTER: Final = 2
 LEAST_LED: Final = 128  # tokens that a prompt waits for; fewer take no longer than a step takes anyway
 LEAST_TOKENS: Final = 16  # of a step's first prompt, however slow the device is
 BLIND_TOKENS: Final = 512  # of a step while nobody knows how long its prompts take
-TILE: Final = 128  # rows of a matrix product's tile on a GPU; graphs of 512 rows and more are so far apart
 
 
 def follows(left: int, led: int, leader_left: int, step_tokens: float) -> bool:
@@ -25,13 +24,6 @@ def follows(left: int, led: int, leader_left: int, step_tokens: float) -> bool:
     `leader_left`; step_tokens: of a usual step. A much shorter prompt does not wait, because it goes before its leader.
     """
     return led > min(LEAST_LED, step_tokens // 4) and left * MUCH_SHORTER > leader_left
-
-
-def in_tiles(before: int, num_tokens: int) -> int:
-    """Tokens of a chunk that ends in mid-prompt, behind a step's other `before` rows: at most `num_tokens`, with which
-    a step of many rows ends at a tile's end. The rest of a tile would cost time all the same."""
-    beyond = (before + num_tokens) % TILE if before + num_tokens > 4 * TILE else 0
-    return num_tokens - beyond if beyond < num_tokens else num_tokens
 
 
 class Prompt(NamedTuple):
@@ -65,11 +57,12 @@ class StepBudget:
         waited_ms = self._targets.ttft_ms - prompt.due_ms if prompt.due_ms < inf else 0.0
         return rank(self.work_ms(prompt), waited_ms)
 
-    def prompt_ms(self, num_readers: int, context_tokens: int) -> float:
-        """What prompts may take of the next step beside the readers."""
+    def prompt_ms(self, num_readers: int, context_tokens: int, queue_ms: float) -> float:
+        """What prompts may take of the next step beside the readers. queue_ms: work of all prompts."""
         times = self.times
         readers_ms = max(1e-9, times.beside_ms(num_readers, context_tokens)) if num_readers else 0.0
-        return prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, self._targets.itl_ms)
+        target_ms = step_ms(self._targets.itl_ms, self._targets.ttft_ms, queue_ms if num_readers else 0.0)
+        return prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, target_ms)
 
     def tokens(self, budget_ms: float, prompt: Prompt) -> int:
         """How many of the prompt's tokens take at most `budget_ms`."""

@@ -20,12 +20,13 @@ from typing import Final, NamedTuple
 
 from baton_proto.discovery import prefill_pairs
 from engine.blocks.block_manager import BlockManager
-from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows, in_tiles
+from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.sequences.sequence_queue import SequenceQueue
 from runtime.config.planner import TargetsConfig
+from runtime.step_rule import in_tiles
 
 RANKED: Final = 128  # waiting sequences, in order of arrival, that a step looks at
 
@@ -232,7 +233,8 @@ class Scheduler:
         if not prompts:
             return []
         context_tokens = sum([item.end for item in decode])
-        budget_ms = self.budget.prompt_ms(len(decode), context_tokens)
+        queue_ms = sum(self.budget.work_ms(one.prompt) for one in prompts)
+        budget_ms = self.budget.prompt_ms(len(decode), context_tokens, queue_ms)
         items: list[ScheduledSequence] = []
         copied: list[Sequence] = []
         num_seen, num_rows, leaders = 0, len(decode), self._leaders()
@@ -252,6 +254,8 @@ class Scheduler:
                 continue
             item = self._chunk(sequence, budget_ms, room, num_rows, is_first=not items)
             items.append(item)
+            if not item.sample:
+                break
             room -= item.num_tokens
             num_rows += item.num_tokens
             budget_ms -= self.budget.work_ms(Prompt(item.start, item.num_tokens, inf))

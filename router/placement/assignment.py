@@ -18,10 +18,11 @@ from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.one_kv_form import best_form, of_each_form
 from router.placement.placement import Placement, Weighing, weigh
-from router.placement.weights import ITL_MS, Weights
+from router.placement.weights import TARGETS, Weights
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
 from router.workers.pool import WorkerPool
+from runtime.config.planner import TargetsConfig
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
 
@@ -69,13 +70,13 @@ class Assigner:
         rng: random.Random | None = None,
         expected: ExpectedPrefixes | None = None,
         hits: PrefixHits | None = None,
-        itl_ms: float = ITL_MS,
+        targets: TargetsConfig = TARGETS,
     ) -> None:
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._config = config
-        self.weights = Weights.of(config.placement, itl_ms)
+        self.weights = Weights.of(config.placement, targets)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes() if expected is None else expected
         self._hits = PrefixHits() if hits is None else hits

@@ -92,6 +92,7 @@ def _knobs(config: Weights) -> cost.Knobs:
         config.disk_token_ms,
         config.delay_weight,
         config.crowd_weight,
+        config.ttft_ms,
         config.itl_ms,
         config.keep_steps,
     )

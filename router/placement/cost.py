@@ -24,7 +24,7 @@ from router.workers.account import (
 )
 from runtime.compiled import compiled, inlined
 from runtime.config.step_times import decode_time, prefill_time
-from runtime.step_rule import prompt_ms
+from runtime.step_rule import prompt_ms, step_ms
 
 
 class Term(NamedTuple):
@@ -89,7 +89,8 @@ Knobs = tuple[float, ...]  # values of PlacementConfig, see `choose`
 
 FLOOR, TOKEN, PAIR, DECODE_FLOOR, SEQUENCE, CONTEXT = range(6)  # columns of step times: the fields of StepTimes
 
-_prefill_time, _decode_time, _prompt_ms = inlined(prefill_time), inlined(decode_time), inlined(prompt_ms)
+_prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
+_prompt_ms, _step_ms = inlined(prompt_ms), inlined(step_ms)
 
 
 @inlined
@@ -192,10 +193,13 @@ def _where(
 
 
 @inlined
-def _beside_ms(times: NDArray[np.float64], i: int, prompts_ms: float, readers_ms: float, itl_ms: float) -> float:
+def _beside_ms(
+    times: NDArray[np.float64], i: int, prompts_ms: float, readers_ms: float, ttft_ms: float, itl_ms: float
+) -> float:
     """What running answers take until prompts of so many ms are computed: steps before the first of them, and their
-    part of each that the prompts share."""
-    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, itl_ms)
+    part of each that the prompts share. In the mean half of them are left meanwhile."""
+    target_ms = _step_ms(itl_ms, ttft_ms, prompts_ms / 2)
+    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, target_ms)
     beside_ms: float = STEPS_TO_FIRST * (times[i, DECODE_FLOOR] + readers_ms) + prompts_ms / share_ms * readers_ms
     return beside_ms
 
@@ -262,7 +266,8 @@ def _price(
 ) -> int:
     """Fills in what candidate i costs; returns where the prompt would run and why. wait_ms: its queued prompts."""
     cached, load, times, _, _, _ = columns
-    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight, itl_ms, keep_steps = knobs
+    decode_steps, ship_ms, ship_token_ms, host_ms, disk_ms, delay_weight, crowd_weight = knobs[:7]
+    ttft_ms, itl_ms, keep_steps = knobs[7:]
     token_ms, pair_ms, whole_ms, mean_ms, lowest_ms = crowd
     requests, queued = load[i, REQUESTS], load[i, QUEUED_TOKENS]
     cached_blocks = min(int(cached[i]), (num_tokens - 1) // block_size)  # the last token is always computed
@@ -299,7 +304,7 @@ def _price(
     for term in range(NUM_TERMS):
         total += costs[i, term]
     prompts_ms = wait_ms + own_ms if runs else 0.0
-    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, itl_ms) if requests else 0.0
+    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, ttft_ms, itl_ms) if requests else 0.0
     costs[i, TOTAL] = total
     costs[i, KEPT] = total + _keeping_ms(times, i, requests, uncached, limits, keep_steps)
     costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + beside_ms
@@ -311,7 +316,7 @@ def _price(
     "UniTuple(int64, 2)("
     "Tuple((int32[::1], int64[:, ::1], float64[:, ::1], boolean[::1], int32[:, ::1], float64[:, ::1])), "
     "int64, int64, int64, int64, float64, "
-    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 9), float64, "
+    "UniTuple(float64, 2), UniTuple(int64, 3), UniTuple(float64, 10), float64, "
     "int8[:, ::1], float64[:, ::1])"
 )
 def choose(

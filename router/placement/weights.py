@@ -8,7 +8,7 @@ from runtime.config.planner import TargetsConfig
 from runtime.config.serving import PlacementConfig
 from runtime.config.types import Positive, Weight
 
-ITL_MS: Final = TargetsConfig().itl_ms
+TARGETS: Final = TargetsConfig()
 
 
 class Weights(PlacementConfig, frozen=True):
@@ -42,8 +42,12 @@ class Weights(PlacementConfig, frozen=True):
     # again elsewhere although to wait would have been sooner (docs/decisions.md). Without a limit tenants wait behind
     # each other's prompts at the workers, and blocks of decode workers are reserved for long.
     prefill_queue_tokens: Positive = 131_072
-    itl_ms: float = ITL_MS  # planner.targets.itl_ms: engines let a step beside answers last as long
+    # planner.targets, which say how long engines let a step beside answers last.
+    ttft_ms: float = TARGETS.ttft_ms
+    itl_ms: float = TARGETS.itl_ms
 
     @classmethod
-    def of(cls, config: PlacementConfig, itl_ms: float = ITL_MS) -> "Weights":
-        return config if isinstance(config, Weights) else cls(**msgspec.structs.asdict(config), itl_ms=itl_ms)
+    def of(cls, config: PlacementConfig, targets: TargetsConfig = TARGETS) -> "Weights":
+        if isinstance(config, Weights):
+            return config
+        return cls(**msgspec.structs.asdict(config), ttft_ms=targets.ttft_ms, itl_ms=targets.itl_ms)

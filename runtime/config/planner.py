@@ -32,7 +32,8 @@ class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Milliseconds from a request's arrival to its first token.
     ttft_ms: Milliseconds = 1000.0
     # Milliseconds between two tokens of an answer, on average. With a planner or without, a step of our own engine
-    # beside answers takes as many prompt tokens as fit into this time.
+    # beside answers takes as many prompt tokens as fit into this time, and into a longer one while the prompts that
+    # wait take longer than ttft_ms.
     itl_ms: Milliseconds = 50.0
     # Share of the requests that shall meet them.
     attainment: Share = 0.99

@@ -6,14 +6,15 @@ in that order; a prompt moves forward in it when a part of it is computed. The r
 
 from typing import Any
 
-from runtime.step_rule import prompt_ms, rank, tokens_within
+from runtime.step_rule import in_tiles, prompt_ms, rank, step_ms, tokens_within
 from simulator.compiled import decode_seconds, pairs_of, part
 from simulator.stepwise.state import COME, NOBODY, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
 RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16
 
-_rank, _prompt_s, _tokens_within = part(rank), part(prompt_ms), part(tokens_within)
+_rank, _step_s, _prompt_s = part(rank), part(step_ms), part(prompt_ms)
+_tokens_within, _in_tiles = part(tokens_within), part(in_tiles)
 
 
 @part
@@ -67,10 +68,15 @@ def give_chunks(w: int, fleet: Fleet, state: State) -> Any:
             starved = not _begins(request, fleet, worker, state)
         if it.begun:
             it.chunk = min(it.left, room, max(count, 1 if worker.chunks else LEAST_TOKENS))
+            is_cut = it.chunk < it.left
+            if is_cut:
+                it.chunk = _in_tiles(worker.batch + tokens, it.chunk)
             worker.chunks += 1
             of_chunk = pairs_of(start, it.chunk)
             tokens, pairs, room = tokens + it.chunk, pairs + of_chunk, room - it.chunk
             budget_s -= times[1] * it.chunk + times[2] * of_chunk
+            if is_cut:
+                break
         request = after
     return tokens, pairs
 
@@ -97,11 +103,14 @@ def _begins(request: int, fleet: Fleet, worker: Worker, state: State) -> bool:
 @part
 def _budget_s(w: int, fleet: Fleet, state: State) -> Any:
     """What prompts may take of the next step."""
-    worker, readers_s = state.workers[w], 0.0
-    times = fleet.times[worker.kind]
+    worker, readers_s, queue_s = state.workers[w], 0.0, 0.0
+    times, request = fleet.times[worker.kind], state.workers[w].first[PROMPTS]
     if worker.batch:
         readers_s = max(1e-12, decode_seconds(0.0, times[4], times[5], worker.batch, worker.context))
-    return _prompt_s(times[0], times[3], readers_s, fleet.itl_s)
+        while request != NOBODY:
+            queue_s += _work_s(request, times, state)
+            request = state.requests[request].follower
+    return _prompt_s(times[0], times[3], readers_s, _step_s(fleet.itl_s, fleet.ttft_s, queue_s))
 
 
 @part

@@ -92,6 +92,7 @@ def fleet_of(layout: Layout, placement: Weights, targets: TargetsConfig = TARGET
         np.array([kind.max_running for kind in kinds]),
         np.array([kind.max_batch_tokens for kind in kinds]),
         np.array([layout.prefill, layout.decode]),
+        targets.ttft_ms / 1e3,
         targets.itl_ms / 1e3,
         float(placement.decode_steps),
         placement.ship_ms / 1e3,

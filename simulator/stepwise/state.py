@@ -71,7 +71,8 @@ class Fleet(NamedTuple):
     max_running: Ints  # [2]
     max_batch_tokens: Ints  # [2]
     workers: Ints  # [2] how many there are; those that prefill come first
-    itl_s: float  # the target
+    ttft_s: float  # the targets
+    itl_s: float
     decode_steps: float  # this and the rest as in PlacementConfig, in seconds
     ship_s: float
     ship_token_s: float

@@ -90,8 +90,8 @@ def test_add_a_cost_term(scratch: Scratch) -> None:
     row = '    Term("others", "+ others", "what it costs others", ""),\n'
     scratch.edit(cost, row, row + '    Term("toy", "+ toy", "of each request", "toy_ms"),\n')
     scratch.edit(cost, "HOST, DISK, OTHERS = range", "HOST, DISK, OTHERS, TOY = range")
-    scratch.edit(cost, "itl_ms, keep_steps = knobs", "itl_ms, keep_steps, toy_ms = knobs")
-    scratch.edit(cost, "UniTuple(float64, 9)", "UniTuple(float64, 10)")
+    scratch.edit(cost, "itl_ms, keep_steps = knobs[7:]", "itl_ms, keep_steps, toy_ms = knobs[7:]")
+    scratch.edit(cost, "UniTuple(float64, 10)", "UniTuple(float64, 11)")
     formula = "    total = 0.0\n"
     scratch.edit(cost, formula, "    costs[i, TOY] = toy_ms * requests\n" + formula)
     passed = "        config.keep_steps,\n"

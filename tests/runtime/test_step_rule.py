@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import example, given, strategies as st
 
 from runtime.config.step_times import token_pairs
-from runtime.step_rule import AGING, prompt_ms, rank, tokens_within
+from runtime.step_rule import AGING, LONGEST, TILE, in_tiles, prompt_ms, rank, step_ms, tokens_within
 
 ms = st.floats(0.0, 1e4)
 
@@ -56,3 +56,28 @@ def test_only_those_go_before_a_prompt_that_come_within_its_own_time_divided_by_
             behind[i] = max(behind[i], prompts[first][0] - prompts[i][0])
     for (_, work), later in zip(prompts, behind, strict=True):
         assert later <= work / AGING
+
+
+@given(st.integers(0, 3 * TILE), st.integers(1, 40 * TILE))
+@example(8, 4 * TILE)
+@example(2 * TILE - 1, 1)
+def test_a_chunk_that_ends_in_mid_prompt_fills_tiles_where_a_step_has_many(before: int, num_tokens: int) -> None:
+    taken = in_tiles(before, num_tokens)
+    assert 0 < taken <= num_tokens
+    if before + num_tokens <= 4 * TILE:
+        assert taken == num_tokens
+    elif taken != num_tokens:
+        assert (before + taken) % TILE == 0
+        assert num_tokens - taken < TILE
+    else:
+        assert (before + taken) % TILE == 0 or taken < TILE, "less than a tile's rest stays as it is"
+
+
+@given(st.floats(1.0, 1e3), st.floats(1.0, 1e4), ms, ms)
+def test_steps_get_longer_with_a_queue_that_endangers_its_own_target(
+    target_ms: float, first_ms: float, queue_ms: float, more_ms: float
+) -> None:
+    found = step_ms(target_ms, first_ms, queue_ms)
+    assert target_ms <= found <= LONGEST * target_ms
+    assert found <= step_ms(target_ms, first_ms, queue_ms + more_ms)
+    assert (found == target_ms) == (queue_ms <= first_ms)

@@ -3,9 +3,8 @@
 from math import inf
 
 import pytest
-from hypothesis import example, given, strategies as st
 
-from engine.core.prefill_budget import TILE, Prompt, StepBudget, follows, in_tiles
+from engine.core.prefill_budget import Prompt, StepBudget, follows
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes
 
@@ -26,11 +25,12 @@ def budget() -> StepBudget:
 
 
 def test_what_prompts_may_take_keeps_a_step_within_the_target_of_its_readers() -> None:
-    assert budget().prompt_ms(16, 150_000) + TIMES.beside_ms(16, 150_000) == pytest.approx(50.0)
+    assert budget().prompt_ms(16, 150_000, 1000.0) + TIMES.beside_ms(16, 150_000) == pytest.approx(50.0)
+    assert budget().prompt_ms(16, 150_000, 2000.0) + TIMES.beside_ms(16, 150_000) == pytest.approx(100.0), "a queue"
 
 
 def test_prompts_have_half_of_a_step_when_decoding_alone_misses_the_target() -> None:
-    assert budget().prompt_ms(200, 2_000_000) >= 6.0 + TIMES.beside_ms(200, 2_000_000)
+    assert budget().prompt_ms(200, 2_000_000, 0.0) >= 6.0 + TIMES.beside_ms(200, 2_000_000)
 
 
 def test_little_work_goes_first_and_what_is_due_sooner_before_its_like() -> None:
@@ -56,18 +56,3 @@ def test_a_prompt_waits_for_a_leader_of_similar_length_that_computes_more_than_a
     left: int, led: int, leader_left: int, step_tokens: int, waits: bool
 ) -> None:
     assert follows(left, led, leader_left, step_tokens) is waits
-
-
-@given(st.integers(0, 3 * TILE), st.integers(1, 40 * TILE))
-@example(8, 4 * TILE)
-@example(2 * TILE - 1, 1)
-def test_a_chunk_that_ends_in_mid_prompt_fills_tiles_where_a_step_has_many(before: int, num_tokens: int) -> None:
-    taken = in_tiles(before, num_tokens)
-    assert 0 < taken <= num_tokens
-    if before + num_tokens <= 4 * TILE:
-        assert taken == num_tokens
-    elif taken != num_tokens:
-        assert (before + taken) % TILE == 0
-        assert num_tokens - taken < TILE
-    else:
-        assert (before + taken) % TILE == 0 or taken < TILE, "less than a tile's rest stays as it is"
