@@ -51,7 +51,8 @@ def sentences(
         wanted = f"{rounded(rate)} requests/s"
         said.append(f"No layout carries {wanted} within the targets: take more GPUs, or wider targets.")
     said.append(
-        f"Its steps beside answers last up to {rounded(comparison.targets.itl_ms)} ms (planner.targets.itl_ms)."
+        f"Its steps beside answers last up to {rounded(comparison.targets.itl_ms)} ms (planner.targets.itl_ms), longer "
+        "where the prompts that wait take more than planner.targets.ttft_ms."
     )
     said += [f"Expected at {rounded(rate)} requests/s: {'; '.join(_expected(best))}."]
     if len(equal) > 1:
