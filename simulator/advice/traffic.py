@@ -16,7 +16,7 @@ PARTS = 20  # of a trace, drawn with replacement
 class Traffic(Protocol):
     def requests(self, rate: float, seed: int, cache_tokens: int) -> Requests:
         """Requests at `rate` per second. The same seed gives the same requests, sooner or later after one another.
-        `cache_tokens`: KV memory of the workers that run prompts."""
+        `cache_tokens`: KV memory of all workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ class Layout:
 
     @property
     def cache_tokens(self) -> int:
-        """KV memory of all workers that run prompts."""
-        return self.prefill * self.prefill_kind.kv_tokens or self.decode * self.decode_kind.kv_tokens
+        """KV memory of all workers, because all run prompts."""
+        return self.prefill * self.prefill_kind.kv_tokens + self.decode * self.decode_kind.kv_tokens
 
     @property
     def gpus(self) -> int:
