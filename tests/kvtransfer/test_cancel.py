@@ -58,25 +58,6 @@ def test_cancelled_blocks_stay_quarantined_until_the_sender_says_drained(transpo
         peer.close()
 
 
-def test_cancelling_a_lease_that_nobody_began_frees_it_at_once() -> None:
-    with pair() as (decode, prefill):
-        grant = decode.receiver.reserve([1], 0)
-        decode.receiver.cancel(grant.transfer_id, "the client left")
-        decode.wait_for(Released, grant.transfer_id)
-        assert "no such lease" in prefill.push(grant, [1]).get(timeout=TIMEOUT_S).reason
-        decode.receiver.cancel(grant.transfer_id, "again")
-        assert [type(event) for event in decode.of(grant.transfer_id)] == [Released]
-
-
-def test_a_lease_that_nobody_began_ends_with_its_time() -> None:
-    with pair() as (decode, prefill):
-        grant = decode.receiver.reserve([1], 0, ttl_s=0.05)
-        assert "out of time" in decode.wait_for(Failed, grant.transfer_id).reason
-        decode.wait_for(Released, grant.transfer_id)
-        assert not prefill.push(grant, [1]).get(timeout=TIMEOUT_S).ok
-        assert decode.receiver.lease_count() == 0
-
-
 @both
 def test_a_lease_that_runs_out_in_mid_push_is_quarantined_not_freed(transport: str) -> None:
     with pair(transport) as (decode, _):
@@ -91,34 +72,6 @@ def test_a_lease_that_runs_out_in_mid_push_is_quarantined_not_freed(transport: s
         peer.channel.send(wire.Drained(grant.transfer_id))
         decode.wait_for(Released, grant.transfer_id)
         peer.close()
-
-
-@both
-def test_a_push_that_outlives_its_grant_is_given_up_by_both_sides(transport: str) -> None:
-    with pair(transport) as (decode, prefill):
-        grant = decode.receiver.reserve([1], 0)
-        push, results = prefill.begin(grant)
-        push.layer_ready(0, 0, [1])
-        decode.wait_for(LayerArrived, grant.transfer_id)
-        decode.run_out_of_time()
-        assert "out of time" in results.get(timeout=TIMEOUT_S).reason
-        decode.wait_for(Released, grant.transfer_id)
-        assert decode.receiver.lease_count() == 0
-
-
-@both
-def test_an_abort_of_the_sender_frees_the_blocks(transport: str) -> None:
-    with pair(transport) as (decode, prefill):
-        grant = decode.receiver.reserve([1], 0)
-        push, results = prefill.begin(grant)
-        push.layer_ready(0, 0, [1])
-        decode.wait_for(LayerArrived, grant.transfer_id)
-        push.abort("the prompt was cancelled")
-        push.abort("a second time")
-        assert results.get(timeout=TIMEOUT_S).reason == "the prompt was cancelled"
-        assert decode.wait_for(Failed, grant.transfer_id).reason == "the prompt was cancelled"
-        decode.wait_for(Released, grant.transfer_id)
-        assert results.empty()
 
 
 @both

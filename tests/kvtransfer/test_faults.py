@@ -9,11 +9,10 @@ import pytest
 
 from baton_proto import transfer as wire
 from baton_proto.worker import Grant
-from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
+from kvtransfer.decode_side.events import Failed, LayerArrived, Released
 from kvtransfer.transports.shm import ShmWriter
 from kvtransfer.wire.framing import MAX_FRAME_BYTES
 from kvtransfer.wire.identity import hello
-from tests.freezing import freeze
 from tests.kvtransfer.peers import LAYOUT, PREFILL_IDENTITY, TIMEOUT_S, RawPeer, assert_arrived, child, pair
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -159,33 +158,6 @@ def test_a_begin_for_an_unknown_or_a_different_grant_is_rejected(transport: str)
         assert "begins with 3 blocks, granted are 2" in answer.reason
         decode.wait_for(Released, grant.transfer_id)
         peer.close()
-
-
-@both
-def test_a_transfer_is_begun_by_one_connection_only(transport: str) -> None:
-    with pair(transport) as (decode, prefill):
-        grant = decode.receiver.reserve([1, 2], 0)
-        results = prefill.push(grant, [1, 2])
-        assert results.get(timeout=TIMEOUT_S).ok
-        thief = RawPeer(grant, unix=transport == "shm")
-        assert isinstance(thief.begin(), wire.Reject)
-        decode.wait_for(Committed, grant.transfer_id)
-        thief.close()
-
-
-def test_a_frozen_sender_keeps_its_blocks_from_everybody() -> None:
-    """Stopped, not dead: time alone frees nothing, its death does."""
-    with child("prefill", config={"transport": "shm"}) as process, pair("shm") as (decode, _):
-        grant = decode.receiver.reserve([1, 2], 0)
-        process.tell(do="begin", grant=grant)
-        process.tell(do="layer", push=grant.transfer_id, layer=0, source=[3, 4])
-        decode.wait_for(LayerArrived, grant.transfer_id)
-        freeze(process.process.pid)
-        decode.run_out_of_time()
-        decode.wait_for(Failed, grant.transfer_id)
-        assert decode.receiver.lease_count() == 1
-        process.kill()
-        decode.wait_for(Released, grant.transfer_id)
 
 
 def test_a_writer_that_fails_to_close_ends_its_pushes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

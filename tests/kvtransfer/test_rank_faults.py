@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing
 import pytest
 
 from baton_proto import transfer as wire
-from kvtransfer.decode_side import connection
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released
 from tests.kvtransfer.peers import child
 from tests.kvtransfer.ranks import LAYOUT, SEED, PrefillRanks, RankProcesses, config_of
@@ -97,21 +96,6 @@ def test_a_rank_that_never_begins_lets_the_lease_run_out_and_frees_nothing_early
         decode.wait_for(Released, grant.transfer_id)
 
 
-def test_ranks_that_have_committed_hold_nothing_up_when_another_never_begins() -> None:
-    with decode_worker("shm") as decode:
-        grant = decode.receiver.reserve([1], 0)
-        with closing(raw_rank(grant, "shm", 0, 2)) as peer:
-            assert peer.begin() == wire.Accept(grant.transfer_id)
-            for layer in range(LAYOUT.num_layers):
-                peer.channel.send(wire.Blocks(grant.transfer_id, layer, 0, 1))
-            peer.channel.send(wire.Commit(grant.transfer_id, b"payload"))
-            assert peer.channel.receive() == wire.Committed(grant.transfer_id)
-            decode.run_out_of_time()
-            decode.wait_for(Released, grant.transfer_id)
-            assert kinds(decode, grant) == [Failed, Released]
-            assert decode.receiver.check_integrity() == []
-
-
 @both
 def test_a_rank_that_gives_up_before_it_began_fails_the_transfer(transport: str) -> None:
     with ExitStack() as stack:
@@ -123,52 +107,6 @@ def test_a_rank_that_gives_up_before_it_began_fails_the_transfer(transport: str)
         assert first.channel.receive() == wire.Cancel(grant.transfer_id, "no slab here")
         drain(first)
         assert kinds(decode, grant) == [Failed, Released]
-
-
-@both
-def test_a_rank_that_aborts_stops_the_others_and_is_told_nothing_itself(transport: str) -> None:
-    with ExitStack() as stack:
-        decode = stack.enter_context(decode_worker(transport))
-        grant = decode.receiver.reserve([1], 0)
-        first, second = (stack.enter_context(closing(raw_rank(grant, transport, rank, 2))) for rank in (0, 1))
-        for peer in (first, second):
-            assert peer.begin() == wire.Accept(grant.transfer_id)
-        first.channel.send(wire.Abort(grant.transfer_id, "the prompt was cancelled"))
-        drain(first)
-        assert second.channel.receive() == wire.Cancel(grant.transfer_id, "the prompt was cancelled")
-        assert kinds(decode, grant) == [Failed]
-        drain(second)
-        assert kinds(decode, grant) == [Failed, Released]
-
-
-def test_a_tcp_rank_that_does_not_stop_when_another_fails_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 0.2)
-    with ExitStack() as stack:
-        decode = stack.enter_context(decode_worker("tcp"))
-        grant = decode.receiver.reserve([1], 0)
-        deaf, other = (stack.enter_context(closing(raw_rank(grant, "tcp", rank, 2))) for rank in (0, 1))
-        for peer in (deaf, other):
-            assert peer.begin() == wire.Accept(grant.transfer_id)
-        other.channel.send(wire.Abort(grant.transfer_id, "out of memory"))
-        decode.wait_for(Released, grant.transfer_id)
-        assert deaf.closed_by_peer()
-
-
-def test_a_lost_rank_that_still_maps_the_slab_keeps_the_blocks_from_everybody() -> None:
-    with ExitStack() as stack:
-        decode = stack.enter_context(decode_worker("shm"))
-        grant = decode.receiver.reserve([1], 0)
-        peers = [stack.enter_context(closing(raw_rank(grant, "shm", rank, 2))) for rank in (0, 1)]
-        for peer in peers:
-            assert peer.begin() == wire.Accept(grant.transfer_id)
-        peers[1].sock.close()
-        assert isinstance(peers[0].channel.receive(), wire.Cancel)
-        drain(peers[0])
-        assert kinds(decode, grant) == [Failed]
-        assert decode.receiver.check_integrity() == []
-        peers[1].close()
-        peers[1].fds.clear()
-        decode.wait_for(Released, grant.transfer_id)
 
 
 @both

@@ -148,35 +148,6 @@ def test_the_engine_thread_never_waits_for_the_network() -> None:
 
 
 @both
-def test_a_commit_with_a_layer_missing_fails_the_transfer_and_nothing_else(transport: str) -> None:
-    with pair(transport) as (decode, prefill):
-        grant, other = decode.receiver.reserve(GRANTED, 0), decode.receiver.reserve([2, 3], 0)
-        push, results = prefill.begin(grant)
-        for layer in range(LAYOUT.num_layers - 1):
-            push.layer_ready(layer, 0, SOURCE)
-        push.commit(b"too early")
-        failed = decode.wait_for(Failed, grant.transfer_id)
-        assert "5 blocks missing" in failed.reason
-        decode.wait_for(Released, grant.transfer_id)
-        result = results.get(timeout=TIMEOUT_S)
-        assert not result.ok
-        assert "5 blocks missing" in result.reason
-        assert prefill.push(other, [7, 8]).get(timeout=TIMEOUT_S).ok
-        assert decode.receiver.lease_count() == 0
-
-
-@both
-def test_a_block_that_is_written_twice_fails_the_transfer(transport: str) -> None:
-    with pair(transport) as (decode, prefill):
-        grant = decode.receiver.reserve(GRANTED, 0)
-        push, results = prefill.begin(grant)
-        push.layer_ready(1, 0, SOURCE[:3])
-        push.layer_ready(1, 2, SOURCE[2:])
-        assert "twice" in results.get(timeout=TIMEOUT_S).reason
-        decode.wait_for(Released, grant.transfer_id)
-
-
-@both
 def test_a_wrong_byte_is_found_by_the_checksums(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_other_bytes(buffer: memoryview, *rest: object) -> bytes:

@@ -247,17 +247,23 @@ def test_two_prompts_with_one_new_prefix_at_once_arrive_whole(pair: Pair) -> Non
     assert pair.problems() == []
 
 
-def test_a_cancel_in_mid_prompt_frees_both_sides(pair: Pair) -> None:
+def stopped_in_the_second_chunk(pair: Pair, num_tokens: int) -> tuple[ShippingJob, threading.Event]:
+    """A prompt in the middle of a layer, and what lets it go on."""
     reached, go_on = threading.Event(), threading.Event()
 
-    def stop_in_the_second_chunk(batch: Batch, layer: int) -> None:
+    def stop(batch: Batch, layer: int) -> None:
         if batch.items[0].start > 0 and layer == 2:
             reached.set()
             go_on.wait(TIMEOUT_S)
 
-    pair.runner.before_layer = stop_in_the_second_chunk
-    job = pair.ship([6] * 200, list(range(13)))
+    pair.runner.before_layer = stop
+    job = pair.ship([6] * num_tokens, list(range(-(-num_tokens // 16))))
     assert reached.wait(TIMEOUT_S)
+    return job, go_on
+
+
+def test_a_cancel_in_mid_prompt_frees_both_sides(pair: Pair) -> None:
+    job, go_on = stopped_in_the_second_chunk(pair, 200)
     cancelled = pair.loop.call(lambda _: pair.shipping.cancel(job, "no longer wanted"))
     go_on.set()
     cancelled.result(TIMEOUT_S)
@@ -269,16 +275,7 @@ def test_a_cancel_in_mid_prompt_frees_both_sides(pair: Pair) -> None:
 
 
 def test_a_receiver_that_cancels_ends_the_prompt(pair: Pair) -> None:
-    reached, go_on = threading.Event(), threading.Event()
-
-    def stop_in_the_second_chunk(batch: Batch, layer: int) -> None:
-        if batch.items[0].start > 0 and layer == 2:
-            reached.set()
-            go_on.wait(TIMEOUT_S)
-
-    pair.runner.before_layer = stop_in_the_second_chunk
-    job = pair.ship([6] * 400, list(range(25)))
-    assert reached.wait(TIMEOUT_S)
+    job, go_on = stopped_in_the_second_chunk(pair, 400)
     pair.receiver.cancel(pair.grant.transfer_id, "the client is gone")
     go_on.set()
     assert isinstance(pair.event(), Released)

@@ -222,7 +222,7 @@ def test_records_and_leases_that_disagree_are_found(books: Books) -> None:
     assert books.ledger.check_integrity({SEVEN}) == ["begun leases and the records of what arrived disagree"]
 
 
-def test_an_owner_that_fails_on_one_event_gets_the_next(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_owner_that_fails_on_one_event_gets_the_next_and_the_log_says_so() -> None:
     heard: list[TransferEvent] = []
 
     def owner(event: TransferEvent) -> None:
@@ -233,8 +233,12 @@ def test_an_owner_that_fails_on_one_event_gets_the_next(capfd: pytest.CaptureFix
     ledger = Ledger(LAYOUT, owner, lambda notice: None)
     ledger.reserve("a", BLOCKS, 10.0)
     ledger.fail("a", "gone")
-    ledger.deliver()
+    with capture_logs() as logs:
+        ledger.deliver()
     assert heard == [Failed("a", "gone"), Released("a")]
+    assert [(entry["event"], entry["transfer_event"]) for entry in logs] == [
+        ("the owner of a transfer failed on its event", Failed("a", "gone"))
+    ]
 
 
 def test_news_keep_their_order_while_several_threads_deliver(books: Books) -> None:
@@ -264,17 +268,3 @@ def test_a_protocol_error_names_the_transfer(books: Books, break_protocol: Calla
     with pytest.raises(ProtocolError) as refused:
         break_protocol(books.ledger)
     assert refused.value.peer == "transfer a"
-
-
-def test_an_event_that_its_owner_fails_on_is_in_the_log() -> None:
-    def owner(event: TransferEvent) -> None:
-        raise ValueError("owner")
-
-    ledger = Ledger(LAYOUT, owner, lambda notice: None)
-    ledger.reserve("a", BLOCKS, 10.0)
-    ledger.cancel("a", "not wanted")
-    with capture_logs() as logs:
-        ledger.deliver()
-    assert [(entry["event"], entry["transfer_event"]) for entry in logs] == [
-        ("the owner of a transfer failed on its event", Released("a"))
-    ]
