@@ -55,32 +55,6 @@ def test_decode_workers_are_enough_and_hardly_more_than_enough(rate: float) -> N
     assert found == 1 or attained(rate, plenty, found - 2 if rate > 15 else found - 1) < 0.99
 
 
-def test_workers_whose_memory_is_small_are_sized_by_it() -> None:
-    roomy = decode_workers(40, LENGTHS, TIMES, TARGETS, 0.0, 1e9, 1e9)
-    tight = decode_workers(40, LENGTHS, TIMES, TARGETS, 0.0, 40_000, 1e9)
-    few = decode_workers(40, LENGTHS, TIMES, TARGETS, 0.0, 1e9, 20)
-    assert tight > roomy
-    assert few > roomy
-
-
-def test_workers_that_run_the_prompts_themselves_are_more() -> None:
-    alone = decode_workers(40, LENGTHS, TIMES, TARGETS, 0.0, 1e9, 1e9)
-    both = decode_workers(40, LENGTHS, TIMES, TARGETS, prompt_time(LENGTHS, TIMES).mean_ms, 1e9, 1e9)
-    assert both >= alone + 40 * prompt_time(LENGTHS, TIMES).mean_ms / 1e3
-
-
-def test_what_is_cached_needs_no_prefill() -> None:
-    cached = Lengths(1000, 2e6, 200, 0.8, 0.0, 1100)
-    fresh = Lengths(1000, 2e6, 200, 0.0, 0.0, 1100)
-    assert prompt_time(cached, TIMES).mean_ms < 0.5 * prompt_time(fresh, TIMES).mean_ms
-
-
-def test_a_target_that_no_number_of_workers_meets_still_gives_a_number() -> None:
-    hopeless = TargetsConfig(ttft_ms=1, itl_ms=1)
-    assert 0 < prefill_workers(40, prompt_time(LENGTHS, TIMES), hopeless) < 100
-    assert 0 < decode_workers(40, LENGTHS, TIMES, hopeless, 0.0, 1e9, 1e9) < 100
-
-
 def test_no_requests_need_nobody() -> None:
     assert prefill_workers(0, prompt_time(LENGTHS, TIMES), TARGETS) == 0
     assert decode_workers(0, LENGTHS, TIMES, TARGETS, 0.0, 1e9, 1e9) == 0

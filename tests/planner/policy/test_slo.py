@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from baton_proto.planner import DECODE, PREFILL, Interval, Observation, Queue, WorkerView
 from planner.planner import Planner
-from planner.policy import slo
 from planner.policy.demand import Sums, counted
 from planner.policy.forecast import Forecast, Series, observed
 from planner.policy.sizing import Lengths, decode_workers, prefill_workers, prompt_time
@@ -104,19 +103,6 @@ def test_a_planner_that_was_restarted_decides_as_the_one_before() -> None:
     seen = cluster.seen(90)
     assert heir.decide(seen) == cluster.planner.decide(seen)
     assert heir.saved() == cluster.planner.saved()
-
-
-def test_headroom_adds_workers_of_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counts(prefill_headroom: float, decode_headroom: float) -> tuple[int, int]:
-        monkeypatch.setattr(slo, "PREFILL_HEADROOM", prefill_headroom)
-        monkeypatch.setattr(slo, "DECODE_HEADROOM", decode_headroom)
-        cluster = Cluster(Planner(CONFIG, SLOW), 2, 2)
-        cluster.live(30.0, 60)
-        return cluster.count(PREFILL), cluster.count(DECODE)
-
-    bare, roomy_prefill, roomy_decode = counts(0.0, 0.0), counts(1.0, 0.0), counts(0.0, 1.0)
-    assert roomy_prefill[0] > bare[0]
-    assert roomy_decode[1] > bare[1]
 
 
 TIMES = StepTimes(2.0, 0.1, 0.0, 20.0, 0.08, 1.68e-4)  # a prompt of 1,000 tokens takes 100 ms

@@ -73,15 +73,6 @@ def test_a_fit_goes_on_from_the_one_before_and_finds_what_a_whole_one_finds() ->
         assert prefill_ms(times, tokens) == pytest.approx(prefill_ms(after.times, tokens), rel=0.02)
 
 
-def test_sequences_of_one_length_leave_the_rest_to_the_profile_at_the_measured_speed() -> None:
-    """B and K rise together: which of them takes the time cannot be seen."""
-    model = initial_model(PROFILE)
-    for _ in range(10):
-        steps = [decode_step(b, 1000 * b, 2 * decode_ms(PROFILE, b, 1000 * b)) for b in range(10, 30)]
-        model = learned(model, steps, PROFILE)
-    assert decode_ms(model.times, 100, 20_000) == pytest.approx(2 * decode_ms(PROFILE, 100, 20_000), rel=0.1)
-
-
 def test_a_worker_is_warm_after_thirty_seconds() -> None:
     fresh = initial_model(PROFILE)
     assert learned(fresh, [decode_step(10, 1e4, 500, ready_for_s=29)] * 100, PROFILE) == fresh
