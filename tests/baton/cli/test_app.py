@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from baton.cli.app import COMMANDS, app as cli
+from baton.cli.events.app import COMMANDS as EVENTS
 from baton.cli.lazy_group import lazy_group, plain_app
 from baton.cli.terminal.output import counted, rounded
 
@@ -28,6 +29,21 @@ def test_each_row_names_a_function_or_a_group_that_explains_itself(name: str) ->
     module, _, attribute = COMMANDS[name].partition(":")
     found = getattr(importlib.import_module(module), attribute)
     assert isinstance(found, typer.Typer) or found.__doc__
+
+
+EACH = [
+    [],
+    *([name] for name in COMMANDS),
+    *(["events", name] for name in EVENTS),
+    ["plan", "replay"],
+]
+
+
+@pytest.mark.parametrize("command", EACH, ids=" ".join)
+def test_the_help_of_each_command_names_the_exit_codes(command: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Exit codes" in result.output
 
 
 @pytest.mark.parametrize("group", [[], ["events"], ["plan"]], ids=str)

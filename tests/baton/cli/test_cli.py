@@ -31,13 +31,6 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["chat"], ["generate"], ["status"], ["demo"]])
-def test_help_names_the_exit_codes(command: list[str]) -> None:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert "Exit codes" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -78,31 +71,12 @@ def test_wrong_usage_ends_with_2_and_says_what_is_wrong(arguments: list[str], wo
     assert result.stdout == ""
 
 
-def test_an_unknown_key_in_the_configuration_ends_with_2(tmp_path: Path) -> None:
-    (tmp_path / "serving.yaml").write_text("router: {http_prot: 1}")
-    result = run("up", "--config", str(tmp_path / "serving.yaml"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "nearest known one is 'router.http_port'" in result.stderr
-
-
-def test_an_unknown_transport_in_the_configuration_ends_with_2(tmp_path: Path) -> None:
-    (tmp_path / "serving.yaml").write_text("transfer: {transport: cuda-ipc}")
-    result = run("up", "--config", str(tmp_path / "serving.yaml"))
-    assert result.exit_code == ExitCode.USAGE
-    assert "nearest known one is 'cuda_ipc'" in result.stderr
-
-
 @pytest.mark.parametrize("command", [["chat", "hi"], ["generate", "--prompt", "a"], ["status"]])
 def test_no_service_at_the_address_ends_with_3(command: list[str]) -> None:
     result = run(*command, "--address", NOBODY)
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.stderr
-
-
-def test_the_address_may_come_from_the_environment() -> None:
-    result = CliRunner(env={"BATON_ADDRESS": NOBODY}).invoke(app, ["status"])
-    assert result.exit_code == ExitCode.UNAVAILABLE
 
 
 def test_bytes_are_written_for_people() -> None:

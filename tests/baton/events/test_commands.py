@@ -45,14 +45,6 @@ async def told(process: asyncio.subprocess.Process, words: str) -> None:
             assert text, f"{words!r} was never said"
 
 
-@pytest.mark.parametrize("command", ["tail", "lag", "record", "replay"])
-def test_help_names_the_exit_codes(command: str) -> None:
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert "Exit codes" in result.output
-    assert "--timeout" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

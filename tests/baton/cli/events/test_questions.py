@@ -36,13 +36,6 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["events", *arguments])
 
 
-@pytest.mark.parametrize("command", [[], ["tree"], ["diff"], ["explain"]])
-def test_help_names_the_exit_codes(command: list[str]) -> None:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert "Exit codes" in result.output
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_router_at_the_address_ends_with_3_and_names_the_address(command: list[str]) -> None:
     result = run(*command, "--address", NOBODY)

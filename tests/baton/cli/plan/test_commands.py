@@ -40,13 +40,6 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-@pytest.mark.parametrize("command", [["plan"], ["scale"], ["drain"], ["flip"], ["plan", "replay"]])
-def test_help_names_the_exit_codes(command: list[str]) -> None:
-    result = run(*command, "--help")
-    assert result.exit_code == 0
-    assert "Exit codes" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

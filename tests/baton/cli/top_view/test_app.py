@@ -197,10 +197,6 @@ def test_without_a_terminal_it_refuses_and_names_what_to_use() -> None:
     assert "baton status --json" in result.stderr
 
 
-def test_help_names_the_exit_codes() -> None:
-    assert "Exit codes" in CliRunner().invoke(cli, ["top", "--help"]).output
-
-
 @pytest.mark.parametrize("size", [(150, 24), (149, 24), (80, 24), (79, 24), (60, 40), (52, 40), (30, 60)])
 async def test_at_any_width_every_column_is_seen_and_no_id_is_cut(size: tuple[int, int]) -> None:
     router = Router()
