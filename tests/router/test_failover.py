@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,12 +46,6 @@ from tests.router.small_router import (
     then_hang,
     watching,
 )
-from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 9])

@@ -8,16 +8,10 @@ from baton_proto.kv_events import Cleared, KvEvent
 from baton_proto.sampling import SamplingParams
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
+from tests.clock import Clock
 from worker.gathered_steps import GatheredSteps, gather_s
 
 GATHER_S = 0.010
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def sequences(count: int) -> list[Sequence]:
@@ -29,7 +23,7 @@ def token(sequence: Sequence, token_id: int, finish: str | None = None) -> Seque
 
 
 def test_tokens_of_quick_steps_leave_as_one_output_per_sequence() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     steps, (one, other) = GatheredSteps(GATHER_S, clock), sequences(2)
     left = []
     for step in range(8):
@@ -51,7 +45,7 @@ def test_tokens_of_more_requests_are_gathered_longer() -> None:
 
 @pytest.mark.parametrize("step_s", [0.006, 0.03])
 def test_a_step_that_takes_its_time_leaves_at_once(step_s: float) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     steps, (one,) = GatheredSteps(0.008, clock), sequences(1)
     for step in range(4):
         clock.now_s += step_s
@@ -59,7 +53,7 @@ def test_a_step_that_takes_its_time_leaves_at_once(step_s: float) -> None:
 
 
 def test_what_comes_later_overtakes_nothing_that_waits() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     steps, (one,) = GatheredSteps(GATHER_S, clock), sequences(1)
     steps.add(StepOutput([token(one, 0)], [], 1, may_wait=True))
     clock.now_s += 0.001
@@ -72,7 +66,7 @@ def test_what_comes_later_overtakes_nothing_that_waits() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_token_and_event_arrives_in_order_and_in_time(seed: int) -> None:
-    source, clock = random.Random(seed), Clock()
+    source, clock = random.Random(seed), Clock(100.0)
     steps, running = GatheredSteps(GATHER_S, clock), sequences(5)
     sent: dict[Sequence, list[int]] = {sequence: [] for sequence in running}
     came: dict[Sequence, list[int]] = {sequence: [] for sequence in running}

@@ -4,7 +4,6 @@ on."""
 import asyncio
 import json
 import socket
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -24,15 +23,9 @@ from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import make_frontend
 from tests.router.scripted_worker import ScriptedWorker, greedy, next_token, tokens_of
 from tests.router.small_router import PROMPT, Router, routing, text_of
-from tests.tiny_model import VOCAB_SIZE
 
 NUM_TOKENS = 3000
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
-
-
-@pytest.fixture
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 async def with_logprobs(worker: ScriptedWorker, submit: Submit) -> None:

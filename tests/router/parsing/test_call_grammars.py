@@ -37,11 +37,6 @@ TOOLS = [("find", SCHEMA), ("stop", {"type": "object", "properties": {}, "additi
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
-
-
-@pytest.fixture(scope="module")
 def grammars(tiny_model: Path) -> GrammarCompiler:
     return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
 

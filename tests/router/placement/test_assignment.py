@@ -1,7 +1,6 @@
 """What a decision is given of its workers."""
 
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,14 +23,8 @@ from runtime.blocks.block_hash import block_hashes, sequence_hashes
 from runtime.config.step_times import StepTimes
 from tests.router.scripted_worker import ScriptedWorker
 from tests.router.small_router import CONFIG, Holdings, Router, routing
-from tests.tiny_model import VOCAB_SIZE
 
 NUM_TOKENS = 640
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 def on_disk(router: Router, worker_id: str, hashes: NDArray[np.uint64], count: int) -> RadixTree:

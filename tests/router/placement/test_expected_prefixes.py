@@ -1,23 +1,14 @@
 """Expectations against a plain list of them, and the ways in which they end."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from router.placement.expected_prefixes import EVENT_GRACE_S, MAX_RUNS, MAX_WAITING, Expectation, ExpectedPrefixes
+from tests.clock import Clock
 
 A, B = ("a", 1), ("b", 1)
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def blocks(path: list[int]) -> NDArray[np.uint64]:
@@ -26,7 +17,7 @@ def blocks(path: list[int]) -> NDArray[np.uint64]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -66,7 +57,7 @@ workers = st.sampled_from([A, B, ("c", 1)])
     st.lists(paths, max_size=6),
 )
 def test_it_answers_as_a_list_of_prompts_would(steps: list[tuple[object, ...]], queries: list[list[int]]) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     expected = ExpectedPrefixes(30.0, clock)
     live: list[tuple[Expectation, tuple[str, int], list[int], int, list[float]]] = []
     for step in steps:
@@ -126,7 +117,7 @@ def test_of_a_query_each_worker_is_expected_to_hold_what_its_longest_prompt_shar
     prompts: list[tuple[tuple[str, int], list[int], int, bool]], held: dict[tuple[str, int], int], query: list[int]
 ) -> None:
     """Whatever the order of the prompts, and with what the tree knows already."""
-    expected = ExpectedPrefixes(30.0, Clock())
+    expected = ExpectedPrefixes(30.0, Clock(0.0))
     reach = dict(held)
     for worker, path, known, has_token in prompts:
         made = expected.expect(worker, blocks(path), known)

@@ -2,7 +2,6 @@
 
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from router.text.tokenizer import Tokenizer
 from tests.router.candidates import Candidate, weigh
 from tests.router.scripted_worker import ScriptedWorker, greedy
 from tests.router.small_router import PROMPT, collect, request, routing, stream
-from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 def worker(name: str, kv_form: str) -> ScriptedWorker:

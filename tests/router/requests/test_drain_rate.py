@@ -1,23 +1,14 @@
 """When a refused caller should come back: by how fast requests leave."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from router.requests.drain_rate import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, DrainRate
-
-
-@dataclass
-class Clock:
-    now_s: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import aclosing
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -17,12 +16,6 @@ from runtime.errors import DeadlineError, TooLateError
 from tests.clock import Clock
 from tests.router.scripted_worker import ScriptedWorker, answer, answer_until, greedy
 from tests.router.small_router import CONFIG, PROMPT, collect, fails_with, request, routing, silent, stream, then_fail
-from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 def due_in(seconds: float) -> GenerateRequest:

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,6 @@ from tests.router.small_router import (
     then_hang,
 )
 from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) -> None:

@@ -6,16 +6,9 @@ from hypothesis import given, settings, strategies as st
 from router.requests.rate_limits import Account, Bucket, RateLimits
 from runtime.errors import RateLimitError
 from runtime.security.callers import Caller
+from tests.clock import Clock
 
 gaps = st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=60)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def admitted(account: Account) -> bool:
@@ -31,7 +24,7 @@ def admitted(account: Account) -> bool:
 def test_within_no_time_more_requests_are_let_in_than_a_minutes_and_those_of_the_time(
     limit: int, waits: list[float]
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     account = Account(Caller("a", requests_per_minute=limit), clock)
     let_in = []
     for wait_s in waits:
@@ -46,7 +39,7 @@ def test_within_no_time_more_requests_are_let_in_than_a_minutes_and_those_of_the
 def test_tokens_let_in_differ_from_the_rate_by_a_minutes_and_one_request(
     limit: int, steps: list[tuple[float, int]]
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     account, spent, largest, began_s = Account(Caller("a", tokens_per_minute=limit), clock), 0, 0, clock.now_s
     for wait_s, tokens in steps:
         clock.now_s += wait_s
@@ -71,14 +64,14 @@ def test_who_comes_back_when_told_is_let_in_and_not_before(limit: int, steps: li
 
 
 def test_an_idle_hour_saves_up_no_more_than_a_minute() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     account = Account(Caller("a", requests_per_minute=3), clock)
     clock.now_s += 3600
     assert [admitted(account) for _ in range(4)] == [True, True, True, False]
 
 
 def test_a_refusal_says_limit_unit_and_time() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     account = Account(Caller("a", requests_per_minute=60, tokens_per_minute=600), clock)
     account.admit()
     account.spend(1200)
@@ -91,7 +84,7 @@ def test_a_refusal_says_limit_unit_and_time() -> None:
 
 
 def test_callers_have_accounts_of_their_own_and_a_changed_line_begins_anew() -> None:
-    limits = RateLimits(Clock())
+    limits = RateLimits(Clock(1000.0))
     one, same, other, changed = (
         Caller(tenant, None, limit) for tenant, limit in (("a", 1), ("a", 1), ("b", 1), ("a", 2))
     )

@@ -1,7 +1,6 @@
 """A budget for reasoning: where it is used up, the answer goes on behind the end of the reasoning, exactly."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -17,14 +16,8 @@ from router.text.detokenizer import MAX_UNFINISHED
 from router.text.tokenizer import Tokenizer
 from tests.router.scripted_worker import ScriptedWorker, next_token, tokens_of
 from tests.router.small_router import PROMPT, request, routing, stream
-from tests.tiny_model import VOCAB_SIZE
 
 BUDGET = 4
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 @pytest.fixture

@@ -1,18 +1,10 @@
-from pathlib import Path
-
 import pytest
 from hypothesis import given, strategies as st
 
 from baton_proto.sampling import TokenLogprobs
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
-from tests.router.scripted_generator import tiny_tokenizer
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return tiny_tokenizer(tiny_model)
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -17,11 +17,6 @@ from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France? €"}]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return tiny_tokenizer(tiny_model)
-
-
 def test_text_and_messages_give_the_tokens_that_transformers_gives(tiny_model: Path, tokenizer: Tokenizer) -> None:
     reference = AutoTokenizer.from_pretrained(tiny_model)
     text = "The first runner leaves the blocks.<|im_end|>\n\n Übung 😀 12345"

@@ -1,7 +1,3 @@
-from pathlib import Path
-
-import pytest
-
 from baton_proto.worker import Failure
 from router.counters.recent import MAX_REQUESTS
 from router.counters.tally import RequestTally
@@ -12,12 +8,6 @@ from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import PROMPT, collect, request, routing, stream, then_fail
 from tests.router.ui.crowd import Crowd
 from tests.router.views.test_explain import explainer
-from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 async def test_a_story_says_where_a_request_went_why_and_when(tokenizer: Tokenizer) -> None:

@@ -3,7 +3,6 @@ about, and nothing is charged for an answer."""
 
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +21,6 @@ from runtime.config.step_times import StepTimes
 from runtime.discovery.directory import Change
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import CONFIG, PROMPT, Holdings, Router, collect, request, routing, stream, then_fail
-from tests.tiny_model import VOCAB_SIZE
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 def explainer(router: Router, config: RouterConfig = CONFIG, **cached: int) -> Explainer:

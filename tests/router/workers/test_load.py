@@ -1,7 +1,5 @@
 """Charges: what is put on a worker comes off again, whatever happens in between."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import astuple
@@ -10,22 +8,15 @@ from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.workers.account import FREEING_S, NOTHING, QUEUED_TOKENS, REPORT_DELAY_S, LoadView, Totals
 from router.workers.load import Charge, LoadLedger
 from runtime.config.step_times import StepTimes
+from tests.clock import Clock
 
 D, P = ("d", 1), ("p", 1)
 IDLE = LoadView(0, 0, 0)
 
 
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ def test_a_local_prompt_is_charged_to_the_decode_worker(ledger: LoadLedger) -> N
     )
 )
 def test_loads_return_to_zero_after_any_course_of_events(steps: list[tuple[str, int]]) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     ledger = LoadLedger(16, 300.0, clock)
     workers = [("a", 1), ("b", 1), ("c", 1)]
     charges: list[Charge] = []

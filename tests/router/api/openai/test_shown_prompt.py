@@ -1,7 +1,5 @@
 """What is shown of a prompt: parts that are small, and add up to the whole."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -20,11 +18,6 @@ def made_up(num_rows: int, num_top: int) -> PromptLogprobs:
     ids = np.arange(num_rows * num_top, dtype="<u4") % VOCAB_SIZE
     tops = np.linspace(-1, 0, num_rows * num_top, dtype="<f4")
     return PromptLogprobs(num_top, *(each.tobytes() for each in (values, np.ones(num_rows, "<u4"), ids, tops)))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return Tokenizer(tiny_model, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 20])

@@ -1,13 +1,7 @@
 from router.api.responses.store import LEAST_BYTES, Conversation, ResponseStore
+from tests.clock import Clock
 
 CONVERSATION = Conversation([{"role": "user", "content": "a"}], 0, 500)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def put(store: ResponseStore, *ids: str, tenant: str = "a", chars: int = 0) -> None:
@@ -21,7 +15,7 @@ def held(store: ResponseStore, *ids: str, tenant: str = "a") -> list[bool]:
 
 
 def test_a_response_is_kept_for_its_time() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     store = ResponseStore(1 << 20, 10.0, clock)
     put(store, "1")
     clock.now_s += 6
