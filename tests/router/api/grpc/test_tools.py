@@ -77,12 +77,6 @@ async def test_one_call_may_be_all_that_is_wanted(client: Client) -> None:
     assert len(answer.choices[0].tool_calls) == 1
 
 
-async def test_a_call_that_is_cut_off_is_dropped(client: Client) -> None:
-    answer = await ask(client, pb.SamplingOptions(max_tokens=30), tools=[FIND])
-    assert answer.finish_reason == "length"
-    assert answer.choices[0].tool_calls == []
-
-
 async def test_without_tools_parts_are_there_where_they_are_asked_for(client: Client) -> None:
     plain = await ask(client)
     assert (plain.text, plain.choices[0].content, plain.usage.reasoning_tokens) == (THOUGHT, "", 0)

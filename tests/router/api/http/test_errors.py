@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import errno
 import json
 import logging
@@ -142,18 +141,6 @@ async def test_escaped_characters_are_no_problem(http: httpx.AsyncClient, genera
     answer = await http.post("/v1/completions", content=r'{"prompt": "\ud83d\ude00 \\ud83d"}')
     assert answer.status_code == 200
     assert generator.tokenizer.decode(generator.requests[0].prompt.tolist()) == "😀 \\ud83d"
-
-
-async def test_headers_without_end_are_refused(server: HttpServer) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    with contextlib.suppress(ConnectionError):  # it is closed while we write
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: ")
-        for _ in range(100):
-            writer.write(b"a" * 100_000)
-            await asyncio.wait_for(writer.drain(), 30)
-    with contextlib.suppress(ConnectionError):
-        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 431 ")
-    writer.close()
 
 
 async def test_a_client_that_does_not_read_for_a_minute_loses_its_answer(

@@ -193,16 +193,6 @@ async def test_half_a_call_is_none(client: anthropic.AsyncAnthropic, generator: 
     assert final.stop_reason == "max_tokens"
 
 
-async def test_a_broken_call_is_none_and_what_follows_it_stands(
-    client: anthropic.AsyncAnthropic, generator: ScriptedGenerator
-) -> None:
-    broken = '<tool_call>\n{"name": "find", "arguments": {"q": nope}}\n</tool_call>'
-    answers(generator, f"{broken}\n{CALL}")
-    whole = await client.messages.create(**ASKED, tools=[FIND])
-    assert [block.type for block in whole.content] == ["text", "tool_use"]
-    assert whole.stop_reason == "tool_use"
-
-
 async def test_a_schema_is_parsed_into_its_type(client: anthropic.AsyncAnthropic, generator: ScriptedGenerator) -> None:
     answers(generator, '{"day": "today", "hours": 3}')
     message = await client.messages.parse(**ASKED, output_format=Rain)

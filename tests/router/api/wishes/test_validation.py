@@ -16,9 +16,9 @@ from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Prompt, mak
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from runtime.blocks.block_hash import SEED
-from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError, UnknownModelError
+from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError
 from tests.clock import Clock
-from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
+from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 CALL = Call(request_id="r1")
@@ -179,12 +179,6 @@ async def test_the_prompt_is_called_what_its_caller_calls_it(frontend: Frontend)
         assert caught.value.field == "chat.messages"
 
 
-async def test_an_unknown_model_is_named_with_those_that_are_served(frontend: Frontend) -> None:
-    with pytest.raises(UnknownModelError, match="'gpt-5' is not served here; served: tiny"):
-        await check(frontend, call=replace(CALL, model="gpt-5"))
-    await check(frontend, call=replace(CALL, model=MODEL))
-
-
 @pytest.mark.parametrize(("length", "fits"), [(99, True), (100, False), (5000, False)])
 async def test_a_prompt_must_leave_room_for_one_token(frontend: Frontend, length: int, fits: bool) -> None:
     with_limits(frontend, 100)
@@ -236,12 +230,6 @@ async def test_long_text_gives_the_same_tokens_as_in_place(frontend: Frontend) -
     text = "relay " * IN_PLACE_CHARS
     with_limits(frontend, 10**9)
     assert (await check(frontend, text)).prompt.tolist() == frontend.tokenizer.encode(text).tolist()
-
-
-async def test_messages_go_through_the_chat_template(frontend: Frontend) -> None:
-    request = await check(frontend, Chat([{"role": "user", "content": "Hi"}]))
-    text = frontend.tokenizer.decode(request.prompt.tolist(), skip_special_tokens=False)
-    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def test_the_last_tokens_of_a_prompt_are_kept_where_they_are_asked_for(frontend: Frontend) -> None:
