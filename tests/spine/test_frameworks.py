@@ -1,4 +1,4 @@
-"""What frameworks make of the API, through a whole service: LangChain, LiteLLM, and lm-evaluation-harness.
+"""What frameworks make of the API, through a whole service: LiteLLM and lm-evaluation-harness.
 
 They are heavy: `make test-frameworks` installs them.
 """
@@ -23,7 +23,6 @@ from tests.spine.toolbox import PATHS, TOOLS, agent_service
 from tests.tiny_model import VOCAB_SIZE
 
 WANTED = "run make test-frameworks"
-langchain_openai = pytest.importorskip("langchain_openai", reason=WANTED)
 if not all(map(importlib.util.find_spec, ("litellm", "lm_eval"))):
     pytest.skip(WANTED, allow_module_level=True)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,26 +57,6 @@ OFFLINE = {
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     async with agent_service(tmp_path_factory.mktemp("frameworks")) as service:
         yield service
-
-
-async def test_langchain_binds_tools_and_asks_for_a_class(service: Service) -> None:
-    async with httpx.AsyncClient(timeout=120) as http:
-        model = langchain_openai.ChatOpenAI(
-            base_url=f"{service.http_url}/v1",
-            api_key="none",
-            model="model",
-            max_tokens=300,
-            seed=1,
-            http_async_client=http,
-        )
-        answer = await model.bind_tools(TOOLS[:2], tool_choice="tool_1", parallel_tool_calls=False).ainvoke("Read.")
-        (call,) = answer.tool_calls
-        assert call["name"] == "tool_1"
-        assert set(call["args"]) == {"path", "line"}
-        schema = {"title": "Edit", "description": "A line of a file.", **PATHS}
-        for method in ("json_schema", "function_calling"):
-            edit = await model.with_structured_output(schema, method=method).ainvoke("Which line?")
-            assert edit["path"] in ("a.py", "b.py")
 
 
 async def test_litellm_streams_calls_tools_and_asks_for_a_class(service: Service) -> None:

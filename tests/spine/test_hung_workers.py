@@ -23,11 +23,6 @@ LONG = 2000  # tokens: two seconds on a quiet machine, so that a worker hangs be
 NOTICED_WITHIN_S = 60.0  # half of a lease; five seconds, and time to run the prompt again on a busy machine
 
 
-@pytest.fixture(scope="module")
-def oracle(tiny_model: Path) -> Oracle:
-    return Oracle(tiny_model)
-
-
 @pytest.fixture
 async def service(tiny_model: Path) -> AsyncIterator[Service]:
     async with running_service(tiny_model, 1, 2, SHIP_ALL, engine=SLOW_PROMPTS, discovery=SOON_GONE) as service:

@@ -20,11 +20,6 @@ EACH = 2  # answers of a worker, of twice as many requests
 LENGTH = 1200  # so that the first still runs when the last has begun
 
 
-@pytest.fixture(scope="module")
-def oracle(tiny_model: Path) -> Oracle:
-    return Oracle(tiny_model)
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared(tiny_model: Path) -> AsyncIterator[SharedService]:
     router = {"max_running_per_worker": EACH}

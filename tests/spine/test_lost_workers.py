@@ -19,11 +19,6 @@ SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
 LONG_TOKENS = 2400  # of an answer: two seconds on a quiet machine, so that the worker is killed before its end
 
 
-@pytest.fixture(scope="module")
-def oracle(tiny_model: Path) -> Oracle:
-    return Oracle(tiny_model)
-
-
 async def killed_in_mid_prompt(service: Service, oracle: Oracle, callers: int, first_seed: int) -> tuple[str, set[str]]:
     """Kills a prefill worker that is busy with a prompt; returns its id, and the prefill workers of the answers that
     were begun again, all of which are right."""

@@ -121,6 +121,7 @@ async def while_a_rank_dies(
         service, worker_ids, answer_of, callers, lambda doomed: os.kill(pids[doomed], signal.SIGKILL)
     )
     exit_ = await asyncio.wait_for(service.supervisor.children[lost].wait(), 30)
+    assert exit_.returncode == 1
     assert f"tensor-parallel rank 1 (pid {pids[lost]}) was ended by SIGKILL" in exit_.log_tail
     for number, answer in answers.items():
         prompt = random_prompt(prompt_tokens, seed=number)

@@ -31,11 +31,6 @@ PENALIZED = {"temperature": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0
 
 
 @pytest.fixture(scope="module")
-def oracle(tiny_model: Path) -> Oracle:
-    return Oracle(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def tokenizer(tiny_model: Path) -> Tokenizer:
     return Tokenizer(tiny_model, VOCAB_SIZE)
 

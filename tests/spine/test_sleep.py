@@ -36,11 +36,6 @@ async def until_state(service: Service, worker_id: str, state: str) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def oracle(tiny_model: Path) -> Oracle:
-    return Oracle(tiny_model)
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def three(tiny_model: Path) -> AsyncIterator[SharedService]:
     async with SharedService(tiny_model, 1, 2, SHIP_ALL) as shared:
