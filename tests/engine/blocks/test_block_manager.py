@@ -4,58 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from baton_proto.kv_events import Cleared, Removed, Stored
+from baton_proto.kv_events import Removed
 from engine.blocks.block_manager import BlockManager
 from engine.blocks.resting import LONG_TOKENS, OUTPUT, SHORT
 from tests.engine.blocks.block_machine import BlockMachine, allocated, compute, computed, few_and_many, served
 from tests.engine.kv_oracle import EventReplica, make_sequence, u64
-
-
-def test_a_prefix_hit_skips_computed_blocks() -> None:
-    manager = BlockManager(16, 4)
-    first = computed(manager, "first", range(10))
-    second = allocated(manager, "second", [*range(8), 77, 78, 79])
-    assert second.block_table[:2] == first.block_table[:2]
-    assert second.block_table[2] != first.block_table[2]
-    assert second.num_computed_tokens == second.num_cached_tokens == 8
-    assert manager.check_integrity() == []
-
-
-def test_a_sequence_moves_to_the_canonical_block_when_another_was_faster() -> None:
-    manager = BlockManager(16, 4)
-    a, b = make_sequence("a", range(9)), make_sequence("b", range(9))
-    assert manager.allocate(a)
-    assert manager.allocate(b)
-    assert not set(a.block_table) & set(b.block_table)
-    compute(manager, a)
-    free = manager.num_free
-    compute(manager, b)
-    assert b.block_table[:2] == a.block_table[:2]
-    assert b.block_table[2] != a.block_table[2]
-    assert manager.num_free == free + 2
-    [event] = manager.cache.take_events()
-    assert isinstance(event, Stored)
-    assert len(u64(event.sequence_hashes)) == 2
-    assert manager.check_integrity() == []
-
-
-def test_a_pinned_sequence_keeps_its_own_copy_until_it_is_freed() -> None:
-    manager = BlockManager(16, 4)
-    a = make_sequence("a", range(9))
-    pinned = make_sequence("pinned", range(9), prefill_only=True, pinned=True)
-    assert manager.allocate(a)
-    assert manager.allocate(pinned)
-    own = pinned.block_table[:2]
-    compute(manager, a)
-    free = manager.num_free
-    compute(manager, pinned)
-    assert pinned.block_table[:2] == a.block_table[:2]
-    assert pinned.retired_blocks == own
-    assert manager.num_free == free
-    assert manager.check_integrity() == []
-    manager.free(pinned)
-    assert manager.num_free == free + 3
-    assert manager.check_integrity() == []
 
 
 def test_eviction_takes_leaves_first_and_the_least_recently_used_chain_first() -> None:
@@ -120,27 +73,6 @@ def test_answers_are_given_up_before_older_prompts() -> None:
     assert manager.check_integrity() == []
     again = allocated(manager, "again", [*range(8), 99])
     assert again.num_cached_tokens == 8
-
-
-def test_clear_announces_again_what_sequences_still_hold() -> None:
-    manager = BlockManager(16, 4)
-    kept, gone = make_sequence("kept", range(8)), make_sequence("gone", [*range(4), *range(50, 58)])
-    for sequence in (kept, gone):
-        assert manager.allocate(sequence)
-        compute(manager, sequence)
-    manager.free(gone)
-    manager.clear()
-    events = manager.cache.take_events()
-    assert isinstance(events[0], Cleared)
-    replica = EventReplica()
-    replica.apply(events)
-    assert list(replica.parents) == kept.sequence_hashes
-    assert manager.num_cached == 0
-    assert manager.check_integrity() == []
-    manager.free(kept)
-    manager.clear()
-    assert manager.num_free == 16
-    assert manager.cache.take_events() == [Cleared()]
 
 
 def test_runs_of_interleaved_sequences_are_merged() -> None:
@@ -295,31 +227,6 @@ def test_a_settled_step_does_not_give_up_the_copies_that_a_transfer_reads() -> N
     compute(manager, pinned)
     manager.settle(pinned)
     assert pinned.retired_blocks == own
-    assert manager.check_integrity() == []
-
-
-def test_three_sequences_share_a_prefix_and_each_gives_its_own_reference_back() -> None:
-    manager = BlockManager(16, 4)
-    sequences = [make_sequence(str(number), [*range(8), 90 + number]) for number in range(3)]
-    for sequence in sequences:
-        assert manager.allocate(sequence)
-        compute(manager, sequence)
-        assert manager.check_integrity() == []
-    assert manager.holders == sequences
-    for number, sequence in enumerate(sequences, 1):
-        manager.free(sequence)
-        assert sequence.retired_blocks == sequence.block_table == []
-        assert manager.num_cached == (2 if number == 3 else 0)
-        assert manager.check_integrity() == []
-
-
-def test_a_clear_leaves_blocks_that_were_free_before_it_free() -> None:
-    manager = BlockManager(4, 4)
-    served(manager, "a", range(9))
-    assert (manager.num_free, manager.num_cached) == (2, 2)
-    manager.clear()
-    assert (manager.num_free, manager.num_cached) == (4, 0)
-    assert manager.allocate(make_sequence("b", range(50, 66)))
     assert manager.check_integrity() == []
 
 

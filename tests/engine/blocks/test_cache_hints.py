@@ -94,23 +94,6 @@ def test_a_kept_prompt_that_gives_way_goes_into_the_lower_tier_before_all_others
     assert cache.run(1, num_tokens=8) == 2
 
 
-def test_a_prompt_that_nobody_asks_for_again_goes_first() -> None:
-    cache = Cache()
-    cache.run(1, num_tokens=12)
-    cache.run(2, CacheHint(drop=True), num_tokens=12)
-    cache.run(3, num_tokens=12)
-    assert cache.run(1, num_tokens=12) == 3
-
-
-def test_what_others_have_reused_is_not_given_up_with_it() -> None:
-    cache = Cache()
-    for _ in range(3):
-        cache.run(1, num_tokens=8)
-    cache.run(1, CacheHint(drop=True), num_tokens=16)
-    cache.run(2, num_tokens=22)
-    assert cache.run(1, num_tokens=16) == 2
-
-
 def test_a_hint_counts_when_the_request_ends_not_when_it_is_preempted() -> None:
     cache = Cache()
     cache.run(1, KEEP, num_tokens=8, ends=False)

@@ -63,29 +63,6 @@ def test_blocks_that_are_sooner_computed_than_copied_are_not_at_hand_at_a_second
     assert manager.tiers.more_at_hand(again, at_hand) == at_hand
 
 
-def test_a_prefix_that_had_to_leave_the_device_is_found_again_and_both_moves_are_told() -> None:
-    tiered = Tiered(num_blocks=3, num_slots=8)
-    tiered.run(*range(9))
-    first = u64(tiered.manager.cache.runs()[0].sequence_hashes)
-    tiered.manager.cache.take_events()
-    other = tiered.run(*range(100, 109)).sequence_hashes
-    assert tiered.manager.cache.num_lowered == 2
-    assert told(tiered.manager.cache.take_events()) == [("Moved", HOST, first[::-1]), ("Stored", DEVICE, other)]
-    assert tiered.run(*range(9)).num_cached_tokens == 8
-    assert tiered.manager.tiers.num_raised == 2
-    assert told(tiered.manager.cache.take_events()) == [("Moved", DEVICE, first), ("Moved", HOST, other[::-1])]
-
-
-def test_a_prefix_goes_on_from_the_device_into_the_lower_tier() -> None:
-    tiered = Tiered(num_blocks=5, num_slots=8)
-    tiered.run(*range(16))
-    other = tiered.begin(*range(100, 112))  # takes the three blocks from the end of the first one's four, but for one
-    assert (tiered.manager.num_cached, tiered.manager.cache.num_lowered) == (2, 2)
-    tiered.manager.free(other)
-    assert tiered.run(*range(17)).num_cached_tokens == 16
-    assert tiered.manager.tiers.num_raised == 2
-
-
 def test_when_both_are_full_the_oldest_of_all_is_forgotten() -> None:
     tiered = Tiered(num_blocks=2, num_slots=2)
     first, second, third = ([seed * 100 + i for i in range(8)] for seed in range(3))
@@ -143,15 +120,6 @@ def test_a_device_that_is_emptied_keeps_its_prefixes_in_the_lower_tier() -> None
     ]
     tiered.content.clear()
     assert tiered.run(*range(13)).num_cached_tokens == 12
-
-
-def test_all_blocks_wanted_at_once_cost_nothing_that_is_kept_for_the_request() -> None:
-    """The blocks that the request itself takes push others down, but not into the slots that it reads."""
-    tiered = Tiered(num_blocks=4, num_slots=4)
-    tiered.run(*range(16))
-    tiered.run(*range(100, 116))
-    assert tiered.manager.cache.num_lowered == 4
-    assert tiered.run(*range(15)).num_cached_tokens == 12
 
 
 def test_who_takes_a_block_for_its_next_token_comes_after_what_is_copied_out_of_it() -> None:

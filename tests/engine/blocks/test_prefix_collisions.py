@@ -97,16 +97,6 @@ def test_a_prefix_that_met_another_is_cached_once_that_one_is_gone() -> None:
     assert replica.parents == snapshot(manager) == {0: None, 1: 0}
 
 
-@pytest.mark.usefixtures("colliding")
-def test_sequences_of_different_hash_seeds_share_no_block_even_when_their_hashes_collide() -> None:
-    manager = BlockManager(16, 4)
-    cached(manager, list(range(8)))
-    salted = make_sequence("salted", range(9))
-    salted.hash_seed = 42
-    assert manager.allocate(salted)
-    assert salted.num_computed_tokens == 0
-
-
 def test_sequences_of_different_hash_seeds_have_different_hashes() -> None:
     plain, salted, same = (make_sequence(name, range(16)) for name in ("plain", "salted", "same"))
     salted.hash_seed = same.hash_seed = 42

@@ -40,18 +40,6 @@ GOES_ON = prompt_with(first_token_stops=False)
 STOPS = prompt_with(first_token_stops=True)
 
 
-def test_the_output_is_the_sequential_answer_and_the_blocks_come_back() -> None:
-    engine, _ = make_engine()
-    sequence = make_sequence("a", GOES_ON, max_tokens=8)
-    engine.add(sequence)
-    outputs = run(engine)
-    assert [token for output in outputs for token in output.token_ids] == sequential_answer(GOES_ON, 8)
-    assert [output.finish for output in outputs] == [None] * 7 + ["length"]
-    assert engine.load().blocks_used == 0
-    assert engine.load().blocks_cached == (len(GOES_ON) + 7) // 4
-    assert sequence.status is SequenceStatus.FINISHED
-
-
 def test_eos_ends_a_sequence_unless_it_is_ignored() -> None:
     engine, _ = make_engine()
     engine.add(make_sequence("stops", STOPS, max_tokens=3))
@@ -63,15 +51,6 @@ def test_eos_ends_a_sequence_unless_it_is_ignored() -> None:
     assert only.finish == "stop"
     assert only.token_ids == [only.stop_token] == [next_token(STOPS)]
     assert [output.finish for output in by_id["ignores"]] == [None, None, "length"]
-
-
-def test_a_stop_token_id_ends_a_sequence() -> None:
-    answer = sequential_answer(GOES_ON, 8)
-    engine, _ = make_engine()
-    engine.add(make_sequence("a", GOES_ON, stop_token_ids=(answer[2],)))
-    outputs = run(engine)
-    assert [token for output in outputs for token in output.token_ids] == answer[: answer.index(answer[2]) + 1]
-    assert (outputs[-1].finish, outputs[-1].stop_token) == ("stop", answer[2])
 
 
 def test_max_tokens_counts_replayed_output() -> None:
@@ -90,17 +69,6 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode() -> None:
     mixed = [batch for batch in runner.batches if batch.prefill and batch.decode]
     assert [batch.prefill[0].num_tokens for batch in mixed] == [7, 7, 7, 7, 2]
     assert all(batch.num_tokens <= 8 for batch in runner.batches)
-
-
-def test_a_shared_prefix_is_not_computed_twice() -> None:
-    engine, runner = make_engine()
-    engine.add(make_sequence("first", range(20), max_tokens=1))
-    run(engine)
-    second = make_sequence("second", [*range(16), 50, 51], max_tokens=1)
-    engine.add(second)
-    run(engine)
-    assert second.num_cached_tokens == 16
-    assert runner.computed == {"first": 20, "second": 2}
 
 
 def test_a_prefill_only_sequence_ends_after_one_token_even_at_eos() -> None:
@@ -251,16 +219,6 @@ def test_a_prompt_larger_than_the_pool_ends_with_an_error() -> None:
     assert small.finish == "length"
     with pytest.raises(InvalidRequestError, match="17 tokens"):
         engine.reserve(make_sequence("large", range(17)))
-
-
-def test_a_sequence_that_outgrows_the_pool_ends_with_length() -> None:
-    engine, _ = make_engine(num_blocks=4)
-    sequence = make_sequence("a", GOES_ON, max_tokens=50, ignore_eos=True)
-    engine.add(sequence)
-    outputs = run(engine)
-    assert outputs[-1].finish == "length"
-    assert sequence.num_tokens == 17  # the last token needs no KV
-    assert engine.load().blocks_used == 0
 
 
 def test_an_aborted_dead_end_is_not_reported() -> None:

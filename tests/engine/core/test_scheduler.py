@@ -382,14 +382,6 @@ def test_an_answer_that_outgrows_the_pool_ends_there_and_gives_its_blocks_back()
     assert scheduler.block_manager.num_available == 2
 
 
-def test_a_step_of_one_token_serves_a_prompt_and_then_its_answer() -> None:
-    scheduler = make_scheduler(8, max_batch_tokens=1)
-    scheduler.add(distinct("a", 2))
-    scheduler.add(distinct("b", 2))
-    assert [names(step(scheduler)) for _ in range(4)] == [(["a"], []), (["a"], []), ([], ["a"]), ([], ["a"])]
-    assert [sequence.request_id for sequence in scheduler.waiting] == ["b"]
-
-
 def test_no_more_sequences_decode_than_a_step_has_tokens_and_no_prompt_starts_beside_them() -> None:
     scheduler = make_scheduler(64, max_batch_tokens=12)
     for name in "abc":
@@ -449,22 +441,6 @@ def test_a_prompt_decodes_while_an_earlier_one_is_still_under_way() -> None:
     scheduler.add(distinct("short", 5))
     assert names(step(scheduler)) == (["short", "long"], [])
     assert names(step(scheduler)) == (["long"], ["short"])
-
-
-def test_each_preemption_is_counted_for_the_sequence_and_in_all() -> None:
-    scheduler = make_scheduler(8)
-    winner, loser = distinct("a", 8), distinct("b", 8)
-    scheduler.add(winner)
-    scheduler.add(loser)
-    assert names(step(scheduler)) == (["a", "b"], [])
-    for times in (1, 2):
-        while loser.status is not SequenceStatus.WAITING:
-            assert step(scheduler).num_tokens > 0
-        assert (loser.num_preemptions, scheduler.num_preemptions) == (times, times)
-        scheduler.finish(winner)
-        winner = distinct("c", 8, priority=1)
-        assert names(step(scheduler)) == (["b"], [])
-        scheduler.add(winner)
 
 
 def test_a_sequence_keeps_the_place_of_its_first_arrival() -> None:
