@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from router.placement.candidates import Request
 from router.placement.cost import (
-    ALONE,
     BUSY,
     EVICTED,
     FREE,
@@ -21,9 +20,7 @@ from router.placement.cost import (
     MOST_DELAYED,
     NO_ROOM,
     NOBODY_SHIPS,
-    OTHERS,
     QUEUE_FULL,
-    QUEUED,
     SHIPPED,
     SHORT,
 )
@@ -205,29 +202,6 @@ def test_decode_workers_without_room_are_passed_over_and_say_so() -> None:
     assert place(request(640), decode, [], CONFIG, random.Random(), max_running=7) is None
 
 
-def test_a_worker_whose_step_is_late_is_expected_to_be_so_late_again() -> None:
-    """It may hang: the later it is, the fewer requests it gets."""
-    decode = [candidate("late", queued=1000, step_began_ms=NOW_MS - 2000), candidate("busy", queued=10_000)]
-    placement = placed(request(640), decode, [])
-    assert placement.decode == ("busy", 1)
-    late, _ = placement.costs
-    assert late.terms[QUEUED] == pytest.approx(2000 - 20)
-
-
-def others_of(decode: list[Candidate], *excluded: str) -> float:
-    placement = placed(request(2600, *excluded), decode, [])
-    return placement.costs[0].terms[OTHERS]
-
-
-def test_later_prompts_wait_for_no_worker_that_is_barred_and_for_one_that_hangs_no_longer_than_its_prompts_take() -> (
-    None
-):
-    busy = [candidate(f"d{i}", queued=5000) for i in range(4)]
-    assert others_of([*busy, candidate("idle")], "idle") == others_of(busy) > others_of([*busy, candidate("idle")])
-    late, later = (candidate("hung", queued=900, step_began_ms=NOW_MS - ms) for ms in (5000, 50_000))
-    assert others_of([*busy, late]) == others_of([*busy, later]) < others_of(busy)
-
-
 def test_what_decode_steps_cost_does_not_change_when_the_first_token_is_expected() -> None:
     decode = [candidate("d", requests=40, active=500)]
     expected = []
@@ -257,48 +231,6 @@ def test_a_prompt_waits_until_there_is_room_for_its_blocks_or_goes_where_there_i
 def test_the_time_until_the_first_token_is_expected_with_attention() -> None:
     placement = placed(request(32_000), [candidate("d", queued=1000)], [])
     assert placement.ttft_ms == pytest.approx(1000 * 0.02 + 32_000 * 0.02 + 1.2e-6 * 32_000**2 / 2)
-
-
-def test_a_cached_prefix_is_worth_the_more_the_longer_prompts_wait() -> None:
-    """Its worker has 120 ms more to do than the others, and computing the prefix takes 54 ms."""
-    chosen = []
-    for queued in (0, 10_000):
-        decode = [
-            candidate("home", cached=156, queued=queued + 6000),
-            *(candidate(f"d{i}", queued=queued) for i in "123"),
-        ]
-        placement = placed(request(2600), decode, [])
-        chosen.append(placement.decode[0])
-    assert chosen[0] != "home"
-    assert chosen[1] == "home"
-
-
-@given(st.integers(1, 4000), candidates("d", 2), st.data())
-def test_what_others_wait_is_nothing_in_an_idle_fleet_and_grows_with_every_queue(
-    num_tokens: int, workers: list[Candidate], data: st.DataObject
-) -> None:
-    def others(workers: list[Candidate]) -> list[float]:
-        placement = placed(request(num_tokens), workers, [], CONFIG, random.Random(0))
-        return [cost.terms[OTHERS] for cost in placement.costs]
-
-    workers = [c._replace(step_began_ms=NOW_MS) for c in workers]
-    before = others(workers)
-    if not any(c.queued_prefill_tokens or c.active_blocks or c.room[2] for c in workers):
-        assert not any(before)
-    i = data.draw(st.integers(0, len(workers) - 1))
-    workers[i] = workers[i]._replace(queued_prefill_tokens=workers[i].queued_prefill_tokens + 5000)
-    assert all(now >= ms for now, ms in zip(others(workers), before, strict=True))
-
-
-def test_where_nobody_idles_a_prefix_is_not_computed_again_on_the_worker_with_the_shortest_queue() -> None:
-    """The prefix saves 20 ms, and its worker is free 50 ms later than another, which idles or has 40 ms to do."""
-    chosen = []
-    for queued in (0, 2000):
-        home = candidate("home", cached=62, queued=queued + 2500)
-        busy = [candidate(f"d{i}", queued=5000) for i in range(6)]
-        placement = placed(request(3000), [home, *busy, candidate("least", queued=queued)], [])
-        chosen.append(placement.decode[0])
-    assert chosen == ["least", "home"]
 
 
 def test_equal_workers_share_at_random() -> None:
@@ -337,12 +269,6 @@ def test_a_prompt_runs_where_it_costs_less_and_the_reason_says_whom_that_spares(
     assert (placement.prefill is None) == (reason == SHORT)
     (cost,) = [cost for cost in placement.costs if cost.role == "decode"]
     assert cost.reason == reason
-
-
-def test_the_prompt_runs_on_the_decode_worker_when_no_prefill_worker_is_alive() -> None:
-    for prefill, facts in (([], request(5000)), ([candidate("p")], request(5000, "p"))):
-        placement = placed(facts, [candidate("d")], prefill)
-        assert (placement.prefill, placement.reason) == (None, ALONE)
 
 
 def test_while_every_prefill_worker_has_its_fill_decode_workers_without_prompts_run_one_each() -> None:
