@@ -38,7 +38,6 @@ class EventLog:
         self._subject = kv_events_subject(nats.namespace, worker_id)
         self._position: int | datetime = 1
         self._storage_in_doubt = False
-        self.malformed_batches = 0
         nats.on_reconnect(self._doubt_storage)
 
     async def seek(self, start: int | datetime | None) -> None:
@@ -58,7 +57,6 @@ class EventLog:
             try:
                 batches.append(StoredBatch(message.time_s, decode_batch(message.payload)))
             except msgspec.DecodeError as error:
-                self.malformed_batches += 1
                 log.warning("malformed kv event skipped", subject=message.subject, error=str(error))
         return batches
 

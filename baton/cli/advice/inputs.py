@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from baton.bench.workload import TRACE_BLOCK, trace_lines
+from baton.bench.workload import TRACE_BLOCK, mean_rate, trace_lines
 from baton.cli.profile import PROFILE_S, measured_profile, suited_config
 from baton.cli.terminal.length_range import length_range
 from runtime.config.overrides import with_overrides
@@ -141,9 +141,8 @@ def _traced(path: Path, limit: int | None, cached: float | None) -> TraceTraffic
         if not (0 < line.input_length <= LONGEST and 0 <= line.output_length <= LONGEST):
             lengths = f"{line.input_length} and {line.output_length} tokens"
             raise ConfigError("--trace", f"{path}: request {number + 1} by time has {lengths}, not 1 to {LONGEST:,}")
+    mean_rate(lines, path)  # refuses a trace that has none
     groups = [list(group) for _, group in groupby(lines, key=lambda line: line.timestamp)]
-    if len(groups) < 2:
-        raise ConfigError("--trace", f"{path}: all requests have one timestamp, so that no rate is known")
     starts = [group[0].timestamp / 1e3 for group in groups]
     starts.append(2 * starts[-1] - starts[-2])
     times = [
