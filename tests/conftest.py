@@ -13,6 +13,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from baton.service.nats_server import NatsServer
+from runtime.nats.client import NatsClient, connect
 from tests.clock import Clock
 from tests.forked import ForkedChild
 from tests.run_order import pytest_collection_modifyitems, pytest_xdist_make_scheduler
@@ -103,3 +104,10 @@ async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     await server.start()
     yield server
     await server.stop()
+
+
+@pytest.fixture
+async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
+    client = await connect(nats_server.url, "test", timeout_s=60)
+    yield client
+    await client.close()

@@ -1,6 +1,5 @@
 """Ranks that die, lag or give up: the transfer fails for all; no block comes free while one of them may write it."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
@@ -13,12 +12,6 @@ from tests.kvtransfer.raw_ranks import decode_worker, drain, kinds, raw_rank
 from tests.kvtransfer.reference import reference
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    with closing(RankProcesses()) as processes:
-        yield processes
 
 
 @both

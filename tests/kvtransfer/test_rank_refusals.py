@@ -1,7 +1,7 @@
 """Ranks that lie, come twice or come late, and bytes that are wrong: refused, and nobody else is harmed."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 import pytest
@@ -16,12 +16,6 @@ from tests.kvtransfer.ranks import DecodeRanks, PrefillRanks, RankProcesses, con
 from tests.kvtransfer.raw_ranks import decode_worker, drain, identity, kinds, raw_rank
 
 both = pytest.mark.parametrize("transport", ["shm", "tcp"])
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    with closing(RankProcesses()) as processes:
-        yield processes
 
 
 @both

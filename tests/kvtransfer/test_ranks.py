@@ -23,13 +23,6 @@ SOURCE = [30, 3, 4, 5, 17, 18, 39]
 GRANTED = [9, 20, 21, 22, 1, 2, 11]
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    processes = RankProcesses()
-    yield processes
-    processes.close()
-
-
 @contextmanager
 def workers(
     processes: RankProcesses, mix: tuple[int, int, int], transport: str, **settings: Any

@@ -19,7 +19,7 @@ from runtime.config.serving import EngineConfig
 from runtime.device.host_memory import HostMemory
 from runtime.errors import ModelError, UnavailableError
 from tests.engine.engine_runs import run, sequences, small_engine
-from tests.open_files import open_files
+from tests.open_files import open_files, shared_bytes
 from tests.tiny_model import write_tiny_model
 
 CONFIG = EngineConfig(device="cpu", kv_memory="2MiB", threads=1)
@@ -60,11 +60,6 @@ class FullMemory(HostMemory):
 @pytest.fixture
 def loaded(tmp_path: Path) -> Loaded:
     return Loaded(resolve_model(str(write_tiny_model(tmp_path))), FullMemory())
-
-
-def shared_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
 
 
 @pytest.mark.parametrize("level", [1, 2])

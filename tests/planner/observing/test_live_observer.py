@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -31,19 +31,12 @@ from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation
 from runtime.errors import UnavailableError
-from runtime.nats.client import NatsClient, connect
+from runtime.nats.client import NatsClient
 from runtime.nats.subjects import router_subject
 
 WAIT_S = 30.0
 CONFIG = ServingConfig()
 GPUS: dict[Role, int] = {PREFILL: 4, DECODE: 2}
-
-
-@pytest.fixture
-async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "test")
-    yield client
-    await client.close()
 
 
 async def say(nats: NatsClient, router_id: str, uptime_s: float, leaving: bool = False, **totals: object) -> None:

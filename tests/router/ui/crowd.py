@@ -33,6 +33,11 @@ class NoTree:
         yield pb.TreeChunk(summary=pb.TreeSummary(block_size=16))
 
 
+class NothingExplained:
+    def request(self, request_id: str) -> None:
+        return None
+
+
 class Crowd:
     def __init__(self, prefill: int, decode: int, explainer: Explainer | None = None) -> None:
         self.metrics, self.queue = RouterMetrics(), AdmissionQueue(64)

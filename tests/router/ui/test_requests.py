@@ -6,7 +6,7 @@ from router.text.tokenizer import Tokenizer
 from router.ui.requests import LISTED, RequestViews
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import PROMPT, collect, request, routing, stream, then_fail
-from tests.router.ui.crowd import Crowd
+from tests.router.ui.crowd import Crowd, NothingExplained
 from tests.router.views.test_explain import explainer
 
 
@@ -48,7 +48,7 @@ def test_the_callers_id_means_its_latest_request_and_an_unknown_one_nothing() ->
     for work_id in ("mine-00000001", "mine-00000002", "other-00000003"):
         with RequestTally(crowd.metrics, work_id, 5):
             pass
-    views = RequestViews(crowd.metrics.recent, _NothingExplained())  # type: ignore[arg-type]
+    views = RequestViews(crowd.metrics.recent, NothingExplained())  # type: ignore[arg-type]
     story = views.story("mine")
     assert story is not None
     assert story["line"].request_id == "mine-00000002"
@@ -65,8 +65,3 @@ def test_no_more_requests_are_remembered_and_listed_than_bounds_say() -> None:
     assert [line.request_id for line in crowd.requests.lines()] == [
         f"r{MAX_REQUESTS + 9 - number}" for number in range(LISTED)
     ]
-
-
-class _NothingExplained:
-    def request(self, request_id: str) -> None:
-        return None

@@ -14,18 +14,11 @@ from baton_proto.planner_control import MAJOR as CONTROL_MAJOR, Answer, Plan, en
 from baton_proto.router_report import RouterQueue, RouterReport, RouterTotals, encode_router_report
 from router.views.scrape_targets import ScrapeTargets
 from runtime.discovery.directory import Announcer, Directory
-from runtime.nats.client import NatsClient, connect
+from runtime.nats.client import NatsClient
 from runtime.nats.subjects import planner_subject, router_subject
 
 WAIT_S = 30.0
 RECORD = WorkerRecord(MAJOR, "decode-1", 1, "decode", "ready", "127.0.0.1:1", None, "tiny", "0", 16, 100, 1600, 1)
-
-
-@pytest.fixture
-async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "router", timeout_s=60)
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -14,15 +14,9 @@ import torch
 from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange, PeerRange
 from runtime.errors import ProtocolError, UnavailableError
-from tests.open_files import open_files
+from tests.open_files import open_files, shared_bytes
 
 NBYTES = 4 << 20
-
-
-def shared_bytes() -> int:
-    """Shared memory that this process has touched."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
 
 
 def num_mappings() -> int:

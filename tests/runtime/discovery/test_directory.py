@@ -63,13 +63,6 @@ async def worker(server: NatsServer, worker_record: WorkerRecord) -> AsyncIterat
 
 
 @pytest.fixture
-async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, "router", timeout_s=60)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 async def directory(nats: NatsClient) -> AsyncIterator[Directory]:
     directory = Directory(nats, TTL_S)
     await directory.start()

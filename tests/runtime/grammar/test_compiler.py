@@ -15,11 +15,6 @@ from runtime.grammar.compiler import THREADS, GrammarCompiler
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 
-@pytest.fixture(scope="module")
-def compiler(tiny_model: Path) -> GrammarCompiler:
-    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
-
-
 def allowed(words: np.ndarray) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 

@@ -20,11 +20,6 @@ GRAMMARS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def compiler(tiny_model: Path) -> GrammarCompiler:
-    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
-
-
 def allowed(words: Words) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 

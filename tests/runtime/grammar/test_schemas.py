@@ -8,14 +8,9 @@ import tokenizers
 from baton_proto.grammar import Grammar
 from runtime.errors import InvalidRequestError
 from runtime.grammar.compiler import GrammarCompiler
-from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.tiny_model import EOS_TOKEN_IDS
 
 LARGE = 2**53 + 1
-
-
-@pytest.fixture(scope="module")
-def compiler(tiny_model: Path) -> GrammarCompiler:
-    return GrammarCompiler(tiny_model, VOCAB_SIZE, EOS_TOKEN_IDS)
 
 
 def follows(compiler: GrammarCompiler, folder: Path, schema: Any, text: str) -> bool:

@@ -22,13 +22,6 @@ HASHES = np.arange(BATCH_HASH_BYTES // 8, dtype="<u8").tobytes()
 
 
 @pytest.fixture
-async def nats(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
-    client = await connect(nats_server.url, WORKER, timeout_s=60)
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 async def publisher(nats: NatsClient) -> AsyncIterator[EventPublisher]:
     publisher = EventPublisher(nats, WORKER, incarnation=3)
     yield publisher

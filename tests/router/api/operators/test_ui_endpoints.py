@@ -20,7 +20,7 @@ from router.ui import feed as feed_module
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
-from tests.router.ui.crowd import Crowd
+from tests.router.ui.crowd import Crowd, NothingExplained
 
 OPERATOR, API = "o" * 32, "a" * 32
 ASKING = ("/ui/events", "/ui/tree", "/ui/requests/mine")
@@ -137,7 +137,7 @@ async def test_a_viewer_who_reads_nothing_loses_its_connection_to_who_comes(
 
 
 async def test_an_unknown_request_is_not_found_and_a_known_one_is_told(tiny_model: Path) -> None:
-    crowd = Crowd(1, 1, explainer=_NothingExplained())  # type: ignore[arg-type]
+    crowd = Crowd(1, 1, explainer=NothingExplained())  # type: ignore[arg-type]
     with RequestTally(crowd.metrics, "a/b?c-0123abcd", 5):
         pass
     async with serving(tiny_model, crowd) as http:
@@ -150,8 +150,3 @@ async def test_a_router_without_the_page_has_none_of_its_paths(tiny_model: Path)
     async with serving(tiny_model, None) as http:
         for path in ("/ui", *ASKING):
             assert (await http.get(path, headers=bearer(API))).status_code == 404
-
-
-class _NothingExplained:
-    def request(self, request_id: str) -> None:
-        return None
