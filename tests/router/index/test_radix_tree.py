@@ -252,18 +252,6 @@ TestTreeAgainstOracle = TreeAgainstOracle.TestCase
 TestTreeAgainstOracle.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
 
 
-def test_each_worker_matches_as_far_as_it_holds_the_prefix() -> None:
-    tree = RadixTree()
-    store(tree, A, [1, 2, 3, 4])
-    store(tree, B, [1, 2, 9])
-    store(tree, C, [1])
-    match = tree.find(blocks(1, 2, 3, 4, 5))
-    assert dict(match) == {A: 4, B: 2, C: 1}
-    assert found(tree, 1, 2, 9, 9) == {A: 2, B: 3, C: 1}
-    assert found(tree, 7) == {}
-    check_structure(tree)
-
-
 def test_decoding_extends_an_edge_in_place() -> None:
     tree = RadixTree()
     store(tree, A, [1])

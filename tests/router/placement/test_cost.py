@@ -183,31 +183,6 @@ def queues(queued: list[int], times: list[StepTimes], num_tokens: int = 1000) ->
     return Weighed("decode", Request(num_tokens, 16), workers, CONFIG, Dice(0.0), alone=True)
 
 
-def test_the_mean_queue_counts_each_worker_by_its_speed_and_the_shortest_one_thrice_for_all_but_one() -> None:
-    """20 and 60 ms, of which the worker that is three times as fast takes three parts of four: 30 ms."""
-    times = [StepTimes(), StepTimes(prefill_token_ms=0.06)]
-    _, slow = queues([1000, 1000], times).costs()
-    assert slow.terms[cost.OTHERS] == pytest.approx(CONFIG.crowd_weight * (30 + 3 * (1 - 1 / 2) * 20))
-
-
-def test_a_prompt_evicts_what_is_missed_the_sooner_the_less_a_worker_has_left_to_cache_with() -> None:
-    """Whole, it takes 20.6 ms. Of the last worker 10,000 queued tokens are going to fill what is left."""
-    load = np.array(
-        [
-            [1, 0, 0, 0, 0, 800, 0, 0, 9],
-            [1, 0, 200, 0, 0, 600, 0, 200, 9],
-            [1, 0, 400, 0, 0, 400, 0, 400, 9],
-            [1, 10_000, 700, 0, 0, 100, 0, 700, 9],
-        ]
-    )
-    names, times = tuple((str(i), 1) for i in range(4)), np.array([msgspec.structs.astuple(StepTimes())] * 4)
-    workers = Candidates(names, np.zeros(4, dtype=np.int32), load, times)
-    config = msgspec.structs.replace(CONFIG, crowd_weight=0.0)
-    costs = Weighed("decode", Request(1000, 16), workers, config, Dice(0.0), alone=True).costs()
-    evicted = [one.terms[cost.OTHERS] for one in costs]
-    assert evicted == pytest.approx([0.0, 20.6 / 6, 20.6 / 2, cost.FULLEST * 20.6 / 2])
-
-
 def test_others_wait_for_a_prompt_of_a_fraction_of_a_ms_and_not_for_one_whose_tokens_take_no_time() -> None:
     (short,) = queues([1000], [StepTimes()], num_tokens=10).costs()
     assert short.terms[cost.OTHERS] == pytest.approx(CONFIG.crowd_weight * 20)
