@@ -16,7 +16,7 @@ from runtime.discovery.directory import Directory
 from runtime.discovery.load_board import LoadBoard
 from runtime.discovery.worker_key import WorkerKey
 from runtime.nats.client import NatsClient
-from tests.router.index.test_indexer import removed, stored
+from tests.router.indexed_cluster import removed, stored
 
 __all__ = ["Cleared", "KvEvent", "Removed", "Router", "Stored", "Workers", "baton", "removed", "running", "stored"]
 

@@ -15,7 +15,7 @@ from baton_proto.discovery import TransferEndpoint, WorkerRecord
 from baton_proto.kv_events import HOST, Cleared, Moved, Removed, Stored
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.errors import ConfigError
-from tests.router.index.test_indexer import removed, stored
+from tests.router.indexed_cluster import removed, stored
 
 RECORD = WorkerRecord(
     1,

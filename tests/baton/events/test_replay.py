@@ -14,7 +14,7 @@ from router.index.radix_tree import RadixTree
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
 from tests.baton.events.cluster import TTL_S, Cleared, KvEvent, Removed, Workers, running, stored
-from tests.router.index.test_indexer import Cache
+from tests.router.indexed_cluster import Cache
 
 
 async def record(nats: NatsClient, path: Path, start: int | None) -> Recorder:

@@ -13,7 +13,7 @@ from runtime.kv_events.publisher import stream_config
 from runtime.kv_events.stored_feed import REORDER_BATCHES, StoredFeed
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import kv_events_subject
-from tests.router.index.test_indexer import Cache, stored
+from tests.router.indexed_cluster import Cache, stored
 
 KEY = ("w", 7)
 

@@ -2,40 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 import router.views.tree_diff
-from baton.service.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.kv_events import HOST, Moved, Stored
 from baton_proto.worker import SnapshotChunk
 from router.views.tree_diff import TreeDiff, difference
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.errors import WorkerLostError
-from runtime.nats.client import connect
-from tests.router.index.test_indexer import Cluster, FakeWorker, blocks, raw, removed, stored
+from tests.router.indexed_cluster import Cluster, FakeWorker, blocks, raw, removed, stored
 
 EQUAL, DIFFERENT = pb.DIFF_VERDICT_EQUAL, pb.DIFF_VERDICT_DIFFERENT
 UNREACHABLE, MOVING = pb.DIFF_VERDICT_UNREACHABLE, pb.DIFF_VERDICT_MOVING
-
-
-@pytest.fixture
-async def cluster(nats_server: NatsServer) -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as closing:
-        router_nats = await connect(nats_server.url, "router", timeout_s=60)
-        closing.push_async_callback(router_nats.close)
-        worker_nats = await connect(nats_server.url, "workers", timeout_s=60)
-        closing.push_async_callback(worker_nats.close)
-        cluster = Cluster(nats_server, router_nats, worker_nats)
-        await cluster.indexer.start()
-        yield cluster
-        await cluster.indexer.close()
-        for worker in cluster.workers.values():
-            await worker.publisher.close()
 
 
 async def compare(
