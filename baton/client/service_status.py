@@ -37,6 +37,7 @@ class WorkerStatus:
     disk_blocks_used: int  # prefixes with a copy in its disk tier
     disk_blocks_total: int
     engine: str  # "baton" | "vllm" | "external"; empty: a worker of an earlier release
+    used: bool  # the router sends it requests
 
 
 @dataclass(frozen=True, slots=True)

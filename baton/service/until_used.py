@@ -8,10 +8,11 @@ import grpc
 
 from baton.service.children import Children
 from baton.service.launches import ROUTER_ID
+from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.processes.process import ProcessFailedError
 
-READY = "ready"  # the state of a worker that takes requests
+USED = "used"
 POLL_S = 0.05
 
 
@@ -20,13 +21,17 @@ async def until_used(worker_ids: Iterable[str], client: Client, children: Childr
     deadline_s = time.monotonic() + timeout_s
     states = dict.fromkeys(worker_ids, "it does not know it")
     async with client:
-        while any(state != READY for state in states.values()):
+        while any(state != USED for state in states.values()):
             await asyncio.sleep(POLL_S)
             for worker_id, state in states.items():
-                if state != READY and (children.living(worker_id) is None or time.monotonic() >= deadline_s):
+                if state != USED and (children.living(worker_id) is None or time.monotonic() >= deadline_s):
                     raise ProcessFailedError(worker_id, f"is not used by the router: {state}", "")
             try:
                 known = (await client.status(timeout_s)).workers
             except grpc.aio.AioRpcError as error:
                 raise ProcessFailedError(ROUTER_ID, f"does not answer: {error.details()}", "") from error
-            states |= {worker.worker_id: worker.note or worker.state for worker in known if worker.worker_id in states}
+            states |= {worker.worker_id: _state(worker) for worker in known if worker.worker_id in states}
+
+
+def _state(worker: pb.WorkerStatus) -> str:
+    return USED if worker.used else worker.note or worker.state

@@ -98,6 +98,7 @@ class StatusView:
             address=record.rpc_address,
             blocks_total=load["blocks_total"] or record.num_blocks,
             note=self.note(worker),
+            used=worker.usable and not (self.pool.has_other_weights(worker) or self.namesake(record.worker_id)),
             last_event_id=self.events.last_event_id(worker.key),
             blocks_in_tree=self.events.tree.num_blocks_of(worker.key),
             event_batches=self.events.batches_of(worker.key),

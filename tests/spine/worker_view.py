@@ -82,7 +82,7 @@ async def until_used(service: Service, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             workers = (await service.client.status(60)).workers
-            if {worker.worker_id for worker in workers if worker.state == "ready" and not worker.note} == alive:
+            if {worker.worker_id for worker in workers if worker.used} == alive:
                 return
             await asyncio.sleep(POLL_S)
 

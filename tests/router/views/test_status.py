@@ -123,6 +123,7 @@ async def test_notes_name_what_is_wrong(view: View) -> None:
             "the router has no connection to it; no events though 9 blocks are cached; its prefixes are not found"
         )
         assert "serves model 'another'" in second.note
+        assert (first.used, second.used) == (False, False)
         view.namesakes["d1"] = replace(decode.record(), pid=7)
         note = (await view.status()).workers[1].note
         assert f"announced twice: the process 7 at {decode.address} has the same name" in note
