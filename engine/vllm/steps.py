@@ -18,17 +18,16 @@ class VllmSteps:
         details = getattr(stats, "iteration_details", None)
         if details is None or details.is_dummy:
             return
+        pairs = details.num_ctx_tokens**2 / max(1, details.num_ctx_requests) / 2
+        decoding = details.num_generation_requests
+        context_tokens = context_tokens if decoding else 0
+        self.keep(TimedStep(details.num_ctx_tokens, pairs, decoding, context_tokens, details.elapsed_ms))
+
+    def keep(self, step: TimedStep) -> None:
         self.num_steps += 1
-        self.last_ms = details.elapsed_ms
+        self.last_ms = step.step_ms
         if len(self._steps) < KEPT:
-            prompts = max(1, details.num_ctx_requests)
-            pairs = details.num_ctx_tokens**2 / prompts / 2
-            decoding = details.num_generation_requests
-            self._steps.append(
-                TimedStep(
-                    details.num_ctx_tokens, pairs, decoding, context_tokens if decoding else 0, details.elapsed_ms
-                )
-            )
+            self._steps.append(step)
 
     def take(self) -> list[TimedStep]:
         """Returns the steps that were kept since the last call."""

@@ -28,6 +28,7 @@ ENOUGH = 20  # samples before the fit replaces the profile
 PRIOR = 5.0  # number of samples that the profile counts as
 ROUNDS = 3  # of weighing and solving
 HUBER = 1.5  # multiple of the median error beyond which a sample counts less
+QUICKEST = 0.05  # of all samples: what is quicker may have been timed wrongly
 UNDER_FLOOR = 0.7  # prompts expected to take less than this share of the floor measure the floor
 
 WINDOW: Final = 128  # steps kept of each kind
@@ -162,10 +163,11 @@ def _fitted_prefill(rows: Vector, profile: Vector, known: Vector | None) -> tupl
     profile = profile * _slower(y, np.maximum(profile[0], x @ profile[1:]))
     start = profile if known is None else known
     floor_ms, straight = start[0], start[1:]
+    quickest_ms = float(np.quantile(y, QUICKEST))  # no step takes less than the floor
     for _ in range(ROUNDS if known is None else 1):
         expected = x @ straight
         short, long = expected < UNDER_FLOOR * floor_ms, expected >= floor_ms
-        floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else profile[0]
+        floor_ms = float(np.median(y[short])) if short.sum() >= ENOUGH // 4 else min(profile[0], quickest_ms)
         straight = _fitted(x[long], y[long], profile[1:], straight, PREFILL_POINTS)
     return float(floor_ms), float(straight[0]), float(straight[1])
 

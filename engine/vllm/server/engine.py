@@ -14,7 +14,7 @@ from engine.vllm.engine import VllmEngine
 from engine.vllm.server.cache import ExternalCache
 from engine.vllm.server.completion import Completion, Item, completion
 from engine.vllm.server.core import News, ServerCore
-from engine.vllm.server.gauges import step
+from engine.vllm.server.prompt_times import PromptTimes
 
 
 class ExternalEngine(VllmEngine):
@@ -27,7 +27,7 @@ class ExternalEngine(VllmEngine):
         self.cache: ExternalCache = cache
         self._model = model
         self._others = 0  # requests
-        self._alone = ""  # the request whose prompt the server computes, if there is no other one
+        self._prompt_times = PromptTimes()
         self._ended = 0  # of our requests, since the metrics told last
         self._blocks_used = 0
         self._unfollowed = 0  # losses of events, and blocks that were left out, when last looked at
@@ -38,7 +38,6 @@ class ExternalEngine(VllmEngine):
         sequence.hash_blocks(full, self.cache.block_size)
         sequence.num_cached_tokens = self.cache.cached_tokens(sequence.sequence_hashes)
         self._begun_s[sequence.request_id] = time.monotonic()  # nor when it begins
-        self._alone = "" if self._waiting or self._others else sequence.request_id
         super().add(sequence)
 
     def _note_step(self, outputs: News) -> None:
@@ -63,14 +62,17 @@ class ExternalEngine(VllmEngine):
         return replace(own, running=own.running + self._others, blocks_used=self._blocks_used)
 
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
-        """Because the server does not tell how long its steps take, a prompt that was alone is taken for one step."""
         super()._note_prompt(sequence, item, end_s)
         if sequence.sequence_hashes:
             self.cache.told.computed(sequence.sequence_hashes[-1], end_s)
-        start_s, _, tokens = sequence.chunks[-1]
-        if self._alone == sequence.request_id:
-            decoding = len(self._sequences) - 1
-            self.timed_steps.add(step((end_s - start_s) * 1000, tokens, decoding), end_s, self._context_tokens())
+        if self._others:
+            self._prompt_times.forget()
+            return
+        begun_s, _, tokens = sequence.chunks[-1]
+        beside = len(self._sequences) - len(self._waiting) - 1
+        facts = (tokens, sequence.num_cached_tokens, beside, self._context_tokens() - sequence.num_tokens)
+        if (step := self._prompt_times.computed(begun_s, end_s, *facts)) is not None:
+            self.timed_steps.keep(step)
 
     def _request(self, sequence: Sequence) -> Completion:
         return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids)

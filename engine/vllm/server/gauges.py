@@ -69,22 +69,13 @@ class Gauges:
         tokens = since["inter_token_latency_seconds_count"]
         if tokens <= 0 or not self.running or self.waiting or since["prompt_tokens_total"]:
             return None
-        return _details(since["inter_token_latency_seconds_sum"] / tokens * 1000, 0, self.running)
-
-
-def step(elapsed_ms: float, prompt_tokens: int, decoding: int) -> SimpleNamespace:
-    """In the words of vLLM's core: a step that computed one prompt, while so many sequences decoded."""
-    return SimpleNamespace(iteration_details=_details(elapsed_ms, prompt_tokens, decoding))
-
-
-def _details(elapsed_ms: float, prompt_tokens: int, decoding: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        is_dummy=False,
-        elapsed_ms=elapsed_ms,
-        num_ctx_requests=int(prompt_tokens > 0),
-        num_ctx_tokens=prompt_tokens,
-        num_generation_requests=decoding,
-    )
+        return SimpleNamespace(
+            is_dummy=False,
+            elapsed_ms=since["inter_token_latency_seconds_sum"] / tokens * 1000,
+            num_ctx_requests=0,
+            num_ctx_tokens=0,
+            num_generation_requests=self.running,
+        )
 
 
 def _samples(page: bytes) -> Iterator[Sample]:

@@ -153,16 +153,21 @@ async def test_requests_and_blocks_of_others_count_in_the_load() -> None:
     assert (made.load().running, made.load().waiting, made.load().blocks_used) == (4, 0, 50)
 
 
-async def test_a_prompt_that_was_alone_is_a_timed_step_and_others_are_not() -> None:
+async def test_prompts_are_timed_also_beside_others_but_not_beside_those_of_others() -> None:
     made, core, _ = engine()
-    first, second = (Sequence(name, [3] * 5, 5, SamplingParams(max_tokens=8)) for name in ("a", "b"))
-    made.add(first)
-    core.news = News([Item("a", [5])])
+    for name in ("a", "b", "c", "d"):
+        made.add(Sequence(name, [3] * 5, 5, SamplingParams(max_tokens=8)))
+        core.news = News([Item(name, [5])])
+        core.news.timestamp += ord(name) - ord("a") + 1  # a second apart
+        await made.next_step()
+    first, second, _ = made.timed_steps.take()
+    assert (first.prompt_tokens, first.sequences, first.step_ms > 0) == (5, 0, True)
+    assert (second.prompt_tokens, second.sequences, second.context_tokens) == (5, 1, 6)
+    stats = SimpleNamespace(num_running_reqs=9, num_waiting_reqs=0, kv_cache_usage=0.5, iteration_details=None)
+    core.news = News(scheduler_stats=stats)
     await made.next_step()
-    (step,) = made.timed_steps.take()
-    assert (step.prompt_tokens, step.sequences, step.step_ms > 0) == (5, 0, True)
-    made.add(second)
-    made.add(Sequence("c", [3] * 5, 5, SamplingParams(max_tokens=8)))
-    core.news = News([Item("b", [5]), Item("c", [5])])
-    await made.next_step()
+    for name in ("e", "f"):
+        made.add(Sequence(name, [3] * 5, 5, SamplingParams(max_tokens=8)))
+        core.news = News([Item(name, [5])])
+        await made.next_step()
     assert made.timed_steps.take() == []
