@@ -188,6 +188,8 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         metrics_address=with_host(metrics_address, host),
         kv_form=assembly.announced_form,
         engine=assembly.name,
+        root=assembly.root[:MAX_TEXT],
+        greedy=assembly.greedy,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 

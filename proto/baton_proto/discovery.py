@@ -44,6 +44,8 @@ class WorkerRecord(Struct, frozen=True):
     kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
     engine: Name = ""  # "baton" | "vllm" | "external"
     note: Text = ""  # what an operator should know about its engine; empty when all is well
+    root: Text = ""  # of an external worker: where its server has the weights from, as it says
+    greedy: Text = ""  # and the ids of its greedy answer to a fixed prompt, which the same weights give alike
 
 
 def prefill_pairs(start: int, end: int) -> int:

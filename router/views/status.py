@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -81,8 +82,19 @@ class StatusView:
             whose = f"the process {other.pid} at {other.rpc_address} has the same name"
             notes.append(f"announced twice: {whose} and is not used; give one service another --namespace")
         notes.append("" if worker.link.connected else "the router has no connection to it")
-        notes += [self.events.note(worker.key), worker.record.note]
+        notes += [self.events.note(worker.key), worker.record.note, self._other_answer(worker.record)]
         return "; ".join(note for note in notes if note)
+
+    def _other_answer(self, record: WorkerRecord) -> str:
+        """Names an external server that answers the fixed prompt otherwise; empty when no more servers do."""
+        asked = [worker.record for worker in self.pool.workers.values() if worker.record.greedy]
+        counts = Counter(one.greedy for one in asked)
+        others = [one for one in asked if one.greedy != record.greedy and counts[one.greedy] >= counts[record.greedy]]
+        if not record.greedy or not others:
+            return ""
+        other = min(others, key=lambda one: (-counts[one.greedy], one.worker_id))
+        differ = f"answers a fixed prompt otherwise than {other.worker_id}: other weights, or another dtype"
+        return f"{differ} (it serves {record.root!r}, {other.worker_id} {other.root!r})"
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:
         record, load = worker.record, asdict(self.ledger.reported(worker.key))

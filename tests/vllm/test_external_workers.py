@@ -11,7 +11,7 @@ import pytest
 
 from baton_proto.generated import inference_pb2 as pb
 from engine.vllm.arguments import CPU_EXTENSION
-from engine.vllm.server.agreement import agreed
+from engine.vllm.server.agreement import SAMPLE as SAMPLE_TEXT, Facts, agreed
 from engine.vllm.server.server import VllmServer as Endpoint
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
@@ -44,6 +44,7 @@ FLAGS = ("--structured-outputs-config", '{"backend": "guidance", "disable_any_wh
 MAX_TOKENS = 1024
 STEPS = ("--max-num-batched-tokens", str(STEP_TOKENS))
 WINDS_BACK = (*STEPS, "--worker-extension-cls", CPU_EXTENSION)
+STRANGE = ("--load-format", "dummy", "--chat-template", "{{ messages }}", "--no-enable-prefix-caching")
 WHOLE_PROMPTS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(MAX_TOKENS))
 FILES = resolve_model("smollm2")
 
@@ -74,6 +75,7 @@ async def test_servers_that_run_already(vllm_python: Path, tmp_path: Path) -> No
         await asyncio.gather(one.start(), two.start())
         await asyncio.gather(one.complete(prompt(1)), two.complete(prompt(1)))  # the first one takes half a minute
         await what_differs_is_named(one)
+        await what_may_differ_is_told(one, two, oracle, tokenizer)
         async with running_service("smollm2", 0, 0, **sections(gpu_one=one, gpu_two=two)) as service:
             await answers_are_those_of_transformers(service, oracle)
             await a_second_question_finds_the_first_ones_blocks(service)
@@ -92,10 +94,18 @@ async def test_servers_that_run_already(vllm_python: Path, tmp_path: Path) -> No
 
 
 async def test_sampled_prompts_without_a_seed_end_no_server(vllm_python: Path, tmp_path: Path) -> None:
-    """Where a caller's seed would: vLLM 0.32 ends on a CPU at a seeded prompt that takes several steps."""
-    server = VllmServer(vllm_python, tmp_path / "plain.log", MAX_TOKENS, 256, STEPS)
+    """Where a caller's seed would: vLLM 0.32 ends on a CPU at a seeded prompt that takes several steps. This server has
+    other weights behind the same name, which its answer to the fixed prompt shows, and two things that are noted."""
+    server = VllmServer(vllm_python, tmp_path / "plain.log", MAX_TOKENS, 256, [*STEPS, *STRANGE])
     try:
         await server.start()
+        await server.complete(prompt(1))
+        tokens = tokens_of(Tokenizer(FILES.folder, FILES.config.vocab_size), SAMPLE_TEXT)
+        right = Oracle(FILES.folder).greedy(tokens, 8, ignore_eos=True)
+        facts = await agree(server, BLOCK)
+        assert facts.greedy not in ("", " ".join(map(str, right)))
+        assert "prefix caching is off" in facts.note
+        assert "its chat template is another one" in facts.note
         async with running_service("smollm2", 0, 0, **sections(gpu_one=server)) as service:
             options = SAMPLED | {"max_tokens": 4, "ignore_eos": True}
             prompts = [text(900 + number, 3 * STEP_TOKENS) for number in range(8)]
@@ -119,11 +129,22 @@ async def what_differs_is_named(server: VllmServer) -> None:
         await agree(server, BLOCK, address="http://127.0.0.1:9")
 
 
-async def agree(server: VllmServer, block_size: int, **changes: Any) -> None:
+async def what_may_differ_is_told(one: VllmServer, two: VllmServer, oracle: Oracle, tokenizer: Tokenizer) -> None:
+    ours, theirs = await agree(one, BLOCK), await agree(two, BLOCK)
+    answer = oracle.greedy(tokens_of(tokenizer, SAMPLE_TEXT), 8, ignore_eos=True)
+    assert ours.greedy == theirs.greedy == " ".join(map(str, answer))
+    assert (ours.root, ours.note) == (str(FILES.folder), "")
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+
+
+async def agree(server: VllmServer, block_size: int, **changes: Any) -> Facts:
     worker = external(server, "gpu-1", **changes)
     config = parse_config({"engine": {"block_size": block_size}, "external_workers": [worker]})
     async with Endpoint(ExternalWorkerConfig(**worker)) as endpoint:
-        await agreed(config, config.external_workers[0], FILES, endpoint)
+        return await agreed(config, config.external_workers[0], FILES, endpoint)
 
 
 async def answers_are_those_of_transformers(service: Service, oracle: Oracle) -> None:

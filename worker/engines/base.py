@@ -64,6 +64,8 @@ class EngineAssembly:
     limits: Limits = Limits()
     close: Callable[[], None] = lambda: None  # after the loop and the transfers have ended
     note: Callable[[], str] = lambda: ""  # event loop: what an operator should know about the engine, for `status`
+    root: str = ""  # where an engine whose weights nobody here reads says that it has them from
+    greedy: str = ""  # what such an engine answers to a fixed prompt; empty: it was not asked
     weights_changed: Callable[[], None] = lambda: None  # engine thread, when `memory` has read others
 
     @property

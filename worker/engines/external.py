@@ -64,5 +64,7 @@ class ExternalEngine:
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
             limits=LIMITS,
-            note=lambda: facts.note or cache.note,
+            note=lambda: "; ".join(filter(None, (facts.note, cache.note))),
+            root=facts.root,
+            greedy=facts.greedy,
         )

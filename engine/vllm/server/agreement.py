@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from engine.vllm.events.stream import VllmStream
+from engine.vllm.server.completion import PATH
 from engine.vllm.server.gauges import Gauges
 from engine.vllm.server.server import RefusedError, VllmServer
 from engine.vllm.versions import check_version
@@ -20,6 +22,8 @@ from runtime.config.types import BlockSize
 from runtime.errors import BatonError, ConfigError, UnavailableError
 
 SAMPLE = "Hello world 1234, äöü 你好\n  def f(x): return x\t# 🙂"  # words, digits, bytes, white space
+CHAT = [{"role": "user", "content": "Hello"}]
+GREEDY_TOKENS = 8  # of the answer to SAMPLE, which servers with the same weights give alike
 EVENTS_TIMEOUT_S = 10.0
 FLAG = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
@@ -35,6 +39,8 @@ class Facts:
     max_model_len: int
     num_blocks: int
     note: str = ""  # what `status` says of it, though it may serve
+    root: str = ""  # where its weights come from, as it says
+    greedy: str = ""  # the ids of the GREEDY_TOKENS behind SAMPLE; empty: it has not answered
 
 
 class _Version(Struct):
@@ -45,6 +51,7 @@ class _Model(Struct):
     id: str = ""
     max_model_len: int | None = None  # an adapter tells none, but names its `parent`
     parent: str | None = None
+    root: Any = None  # the model as it was started with, as text
 
 
 class _Models(Struct):
@@ -53,6 +60,14 @@ class _Models(Struct):
 
 class _Tokens(Struct):
     tokens: list[int]
+
+
+class _Choice(Struct):
+    token_ids: list[int]
+
+
+class _Answer(Struct):
+    choices: list[_Choice]
 
 
 async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: ModelFiles, server: VllmServer) -> Facts:
@@ -75,14 +90,38 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
     except (msgspec.DecodeError, ValueError) as error:
         problem = f"{server.address} does not answer as `vllm serve` does: {error}"
         raise ConfigError(f"{external.where}.address", problem) from error
-    if theirs != list(Tokenizer(files.folder, files.config.vocab_size).encode(SAMPLE, add_special_tokens=False)):
+    tokenizer = Tokenizer(files.folder, files.config.vocab_size)
+    if theirs != list(tokenizer.encode(SAMPLE, add_special_tokens=False)):
         problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
         raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
     await _check_events(external)
     lengths = {one.id: one.max_model_len for one in models}
     most = gauges.num_blocks * gauges.block_size
-    note = "" if gauges.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
-    return Facts(model.id, model.max_model_len or lengths.get(model.parent or "") or most, gauges.num_blocks, note)
+    caching = "" if gauges.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
+    notes = [caching, await _other_template(server, model.id, tokenizer)]
+    length = model.max_model_len or lengths.get(model.parent or "") or most
+    note, root = "; ".join(filter(None, notes)), str(model.root or model.id)
+    return Facts(model.id, length, gauges.num_blocks, note, root, await _greedy(server, model.id, theirs))
+
+
+async def _other_template(server: VllmServer, model: str, tokenizer: Tokenizer) -> str:
+    """What to say of a server whose chat template is another one than ours; empty when it is the same, or where one of
+    the two renders no chat."""
+    with suppress(BatonError, RefusedError, msgspec.DecodeError):
+        theirs = msgspec.json.decode(await server.ask("/tokenize", {"model": model, "messages": CHAT}), type=_Tokens)
+        if theirs.tokens != list(tokenizer.chat(CHAT)):
+            return "its chat template is another one and is not used: chats are rendered by that of `model`"
+    return ""
+
+
+async def _greedy(server: VllmServer, model: str, prompt: list[int]) -> str:
+    """Says nothing of a server that is too busy to answer."""
+    question = {"model": model, "prompt": prompt, "max_tokens": GREEDY_TOKENS, "temperature": 0}
+    question |= {"ignore_eos": True, "return_token_ids": True}
+    with suppress(BatonError, RefusedError, msgspec.DecodeError, IndexError):
+        answer = msgspec.json.decode(await server.ask(PATH, question), type=_Answer)
+        return " ".join(map(str, answer.choices[0].token_ids[:GREEDY_TOKENS]))
+    return ""
 
 
 def block_size_of_any(config: ServingConfig) -> int | None:

@@ -129,6 +129,25 @@ async def test_notes_name_what_is_wrong(view: View) -> None:
         assert f"announced twice: the process 7 at {decode.address} has the same name" in note
 
 
+async def test_servers_that_answer_a_fixed_prompt_otherwise_are_named_and_the_majority_is_not(view: View) -> None:
+    async with AsyncExitStack() as stack:
+        for name, greedy in (("d0", "5 6"), ("d1", "5 7"), ("d2", "")):
+            worker = await stack.enter_async_context(ScriptedWorker(name))
+            record = replace(worker.record(), greedy=greedy, root=f"/{name}")
+            view.pool.apply(Change("added", record))
+            await view.connected(name)
+        workers = (await view.status()).workers
+        first, second, third = [worker.note for worker in workers]
+        assert all(worker.used for worker in workers), "it is only said"
+        said = "answers a fixed prompt otherwise than d0: other weights, or another dtype (it serves '/d1', d0 '/d0')"
+        assert (second, third) == (said, "")
+        assert "than d1" in first
+        worker = await stack.enter_async_context(ScriptedWorker("d3"))
+        view.pool.apply(Change("added", replace(worker.record(), greedy="5 6")))
+        await view.connected("d3")
+        assert [bool(worker.note) for worker in (await view.status()).workers] == [False, True, False, False]
+
+
 async def test_the_queue_is_shown(view: View) -> None:
     with view.queue.admit() as ticket, view.queue.turn(ticket, lambda: None) as turn:
         await turn.wait(0.01)

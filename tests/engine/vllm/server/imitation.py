@@ -36,6 +36,7 @@ class Imitation:
         self.tokenize = tokenize
         self.metrics = METRICS
         self.models: Any = MODELS
+        self.chat: list[int] | None = None  # the tokens of any chat; None: it has no template
         self.question: dict[str, Any] = {}  # the last one
         self.api_key = ""  # that it asks for
         self.is_healthy = True
@@ -86,7 +87,10 @@ class Imitation:
         return web.json_response(self.models)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        return web.json_response({"tokens": self.tokenize((await request.json())["prompt"])})
+        question = await request.json()
+        if "messages" in question:
+            return web.json_response({"tokens": self.chat}, status=400 if self.chat is None else 200)
+        return web.json_response({"tokens": self.tokenize(question["prompt"])})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.question = await request.json()

@@ -105,6 +105,25 @@ async def test_a_server_that_keeps_no_prefixes_serves_and_is_noted(tiny_model: P
     assert facts.note == "its prefix caching is off: start it without --no-enable-prefix-caching"
 
 
+async def test_what_a_server_makes_of_chats_and_of_a_fixed_prompt_is_told(tiny_model: Path) -> None:
+    (tiny_model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    answer = {"choices": [{"token_ids": [5, 6]}]}
+
+    async def say(response: web.StreamResponse) -> None:
+        await response.write(msgspec.json.encode(answer))
+
+    imitation = Imitation(say, tokenizer_of(resolve_model(str(tiny_model))))
+    imitation.models = {"data": [MODELS["data"][0] | {"root": "/models/m"}]}
+    imitation.chat = [1]
+    async with events_of_an_engine() as endpoints:
+        facts = await agree(imitation, tiny_model, model="m", **endpoints)
+        assert facts.note == "its chat template is another one and is not used: chats are rendered by that of `model`"
+        assert (facts.root, facts.greedy) == ("/models/m", "5 6")
+        assert (imitation.question["max_tokens"], imitation.question["temperature"]) == (8, 0)
+        answer.clear()
+        assert (await agree(imitation, tiny_model, model="m", **endpoints)).greedy == "", "it says something else"
+
+
 async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(tiny_model: Path) -> None:
     imitation = Imitation(nothing)
     imitation.metrics = ""
