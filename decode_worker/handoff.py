@@ -9,16 +9,16 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 import structlog
 from msgspec import structs
 
-from baton_proto.decoding import MAX_TEXT, decoder
+from baton_proto.decoding import decoder
 from baton_proto.timeline import Timeline, micros
 from baton_proto.version import check_major
-from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff, PrefillRequest, PrefillTarget
+from baton_proto.worker import MAJOR, Failure, FirstToken, Handoff
+from decode_worker.asking import AskingPeers
 from decode_worker.prefill_link import PrefillLink
 from decode_worker.reservations import Reservations
 from engine.interface import Engine
@@ -26,19 +26,15 @@ from engine.sequences.output import SequenceOutput, StepOutput
 from kvtransfer.decode_side.events import Committed, Failed, LayerArrived, Released, TransferEvent
 from kvtransfer.decode_side.receiver import Receiver
 from worker.engines.base import SharedKv
-from worker.requests.peers import Peers
 from worker.requests.request import Phase, Request
 from worker.runtime import WorkerRuntime
-from worker.stamps import due_in_ms
-
-CLOCK_S: Final = 0.001  # how much too early the timers of an event loop may ring
 
 log = structlog.get_logger()
 
 _decode_first_token = decoder(FirstToken)
 
 
-class Handoffs(Peers):
+class Handoffs(AskingPeers):
     """Event loop, where nothing else is said."""
 
     def __init__(
@@ -49,9 +45,7 @@ class Handoffs(Peers):
         on_outputs: Callable[[list[SequenceOutput]], None],
     ) -> None:
         """`fail` ends a request, and calls abandon(). `on_outputs` gets the first token of an admitted sequence."""
-        self._runtime = runtime
-        self._bridge = runtime.bridge
-        self._fail = fail
+        super().__init__(runtime, fail)
         self._on_outputs = on_outputs
         self._engine = kv.engine
         self._repeats_first = kv.repeats_first
@@ -77,7 +71,6 @@ class Handoffs(Peers):
             functools.partial(self._bridge.from_engine, self._granted),
         )
         self.endpoint = self._receiver.endpoint
-        self._links: dict[PrefillTarget, PrefillLink] = {}
         self._leases: dict[str, Request] = {}  # by transfer id, until Committed or Released
 
     def start(self, request: Request) -> None:
@@ -123,8 +116,7 @@ class Handoffs(Peers):
         self._receiver.resume()
 
     async def close(self) -> None:
-        for link in list(self._links.values()):
-            await link.close()
+        await super().close()
         await asyncio.to_thread(self._receiver.close)
         for slab in self._other_slabs:
             slab.close()
@@ -132,59 +124,22 @@ class Handoffs(Peers):
     # --- from the reservation to the prefill worker -------------------------------------------------------------------
 
     def _granted(self, request: Request) -> None:
-        grant, submit = request.grant, request.submit
+        grant = request.grant
         assert grant is not None
         self._leases[grant.transfer_id] = request
         if request.phase is Phase.ENDED:
             self._receiver.cancel(grant.transfer_id, "the request ended before its prompt was sent")
             return
-        request.phase, request.granted_s = Phase.PREFILLING, time.monotonic()
-        command = PrefillRequest(
-            request_id=request.key,
-            token_ids=submit.token_ids,
-            num_prompt_tokens=submit.num_prompt_tokens,
-            sampling=submit.sampling,
-            timeout_s=max(0.0, request.deadline_s - time.monotonic()),
-            grant=grant,
-            priority=submit.priority,
-            hash_seed=submit.hash_seed,
-            hint=submit.hint,
-            due_ms=due_in_ms(request.sequence.due_s),
-        )
-        link = self._open_link(request) or self._new_link(request)
-        link.send(request, command)
-
-    def _open_link(self, request: Request) -> PrefillLink | None:
-        assert request.submit.prefill is not None
-        return self._links.get(request.submit.prefill)
-
-    def _new_link(self, request: Request) -> PrefillLink:
-        target = request.submit.prefill
-        assert target is not None
-        runtime = self._runtime
-        timeout_s = runtime.config.transfer.connect_timeout_s
-        link = self._links[target] = PrefillLink(
-            target, runtime.worker_id, timeout_s, runtime.keys.cluster, self._prefill_failed, self._link_lost
-        )
-        return link
+        self._ask(request, grant)
 
     # --- bad news -----------------------------------------------------------------------------------------------------
 
-    def _prefill_failed(self, request: Request, failure: Failure) -> None:
-        self._fail_if_alive(request, failure.message)
-
     def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
-        if self._links.get(link.target) is link:
-            del self._links[link.target]
-        # Else each of them would wait for a connection in its turn.
+        # Else each of those that wait for its prefixes would wait for a connection in its turn.
         self._bridge.post(
             lambda _: self._reservations.followers(link.target), lambda followers: self._fail_all(followers, reason)
         )
-        self._fail_all(requests, reason)
-
-    def _fail_all(self, requests: list[Request], reason: str) -> None:
-        for request in requests:
-            self._fail_if_alive(request, reason)
+        super()._link_lost(link, requests, reason)
 
     # --- events of the receiver ---------------------------------------------------------------------------------------
 
@@ -261,13 +216,6 @@ class Handoffs(Peers):
         self._engine.release(request.sequence)
         self._reservations.retry()
 
-    def _fail_if_alive(self, request: Request, reason: str) -> None:
-        """Retryable whatever the reason, because another prefill worker may do better. But when the time is over, that
-        is the reason: the prefill worker's clock may ring before ours, and nobody shall blame it."""
-        if request.phase is not Phase.ENDED:
-            is_late = time.monotonic() + CLOCK_S >= request.deadline_s
-            self._fail(request, request.late if is_late else _prefill_lost(request, reason))
-
 
 def _timeline(request: Request, event: Committed, first: FirstToken) -> Timeline:
     """The first token has not left yet."""
@@ -279,10 +227,3 @@ def _timeline(request: Request, event: Committed, first: FirstToken) -> Timeline
         chunks=first.chunks,
         pushes=[structs.replace(push, start_us=first.begun_us + push.start_us) for push in event.pushes],
     )
-
-
-def _prefill_lost(request: Request, reason: str) -> Failure:
-    assert request.submit.prefill is not None
-    worker_id = request.submit.prefill.worker_id
-    message = f"prefill worker {worker_id}: {reason}"[:MAX_TEXT]
-    return Failure("prefill_lost", message, retryable=True, worker_id=worker_id)

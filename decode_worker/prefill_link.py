@@ -16,6 +16,7 @@ from baton_proto.worker import (
     Hello,
     PrefillCancel,
     PrefillFailed,
+    PrefillPassed,
     PrefillReport,
     PrefillRequest,
     PrefillTarget,
@@ -32,7 +33,8 @@ log = structlog.get_logger()
 
 
 class PrefillLink:
-    """Event loop only. `on_failed`: the prefill worker failed one request. `on_lost`: it died, refused the stream or
+    """Event loop only. `on_failed`: the prefill worker failed one request. `on_passed`: it has computed one whose KV it
+    does not ship itself. `on_lost`: it died, refused the stream or
     cannot be reached, and had these requests."""
 
     def __init__(
@@ -42,6 +44,7 @@ class PrefillLink:
         connect_timeout_s: float,
         key: ClusterKey | None,
         on_failed: Callable[[Request, Failure], None],
+        on_passed: Callable[[Request, PrefillPassed], None],
         on_lost: Callable[["PrefillLink", list[Request], str], None],
     ) -> None:
         self._key = key
@@ -49,6 +52,7 @@ class PrefillLink:
         self._worker_id = worker_id
         self._connect_timeout_s = connect_timeout_s
         self._on_failed = on_failed
+        self._on_passed = on_passed
         self._on_lost = on_lost
         self._requests: dict[str, Request] = {}
         self._stream: MessageStream | None = None
@@ -103,6 +107,11 @@ class PrefillLink:
         finally:
             stream.abort("the link is closed")
 
-    def _read(self, report: PrefillFailed) -> None:
-        if request := self._requests.pop(report.request_id, None):
+    def _read(self, report: PrefillFailed | PrefillPassed) -> None:
+        request = self._requests.pop(report.request_id, None)
+        if request is None:
+            return
+        if isinstance(report, PrefillPassed):
+            self._on_passed(request, report)
+        else:
             self._on_failed(request, report.failure)

@@ -114,21 +114,25 @@ class Prompts(Peers):
             matcher=matcher,
             due_s=due_at(request.due_ms),
         )
-        plan = PushPlan(len(token_ids), request.grant.skip_tokens, layout.block_size)
+        grant = request.grant
+        assert grant is not None, "_problem() has seen it"
+        plan = PushPlan(len(token_ids), grant.skip_tokens, layout.block_size)
         prompt = Prompt(request, stream, ShippingJob(sequence, plan))
-        timeout_s = min(request.timeout_s, request.grant.ttl_s)
+        timeout_s = min(request.timeout_s, grant.ttl_s)
         failure = Failure("deadline", f"the prompt was not shipped within {timeout_s:.1f} s", retryable=False)
         prompt.deadline = asyncio.get_running_loop().call_later(timeout_s, self._end_early, prompt, failure)
         self._in_flight.add(prompt.key, prompt)
         self._by_job[prompt.job] = prompt
         self._runtime.metrics.requests += 1
-        self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, request.grant))
+        self._runtime.bridge.post(lambda _: self._shipping.add(prompt.job, grant))
 
     def _problem(self, stream: MessageStream, request: PrefillRequest, num_tokens: int) -> str | None:
         """Why a prompt cannot be run here; None: it can."""
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
             return f"the prefill worker is {self._runtime.state}"
+        if grant is None:
+            return "the decode worker grants no blocks"
         key = (stream, request.request_id)
         if key in self._in_flight or key in self._compiling:
             return "the request is in flight already"

@@ -204,7 +204,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         keys.cluster,
         changed=queue.wake,
         load_seen=lambda worker, load: indexer.observe(worker, load),
-        expected=[worker.name for worker in config.external_workers],
+        expected={worker.name: worker.worker_role for worker in config.external_workers},
     )
     expected, hits = ExpectedPrefixes(), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)

@@ -90,7 +90,7 @@ class Worker:
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
         begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.limits.repeats(sampling)
-        phase = Phase.RESERVING if request.prefill and self.peers.endpoint and not begins_again else Phase.RUNNING
+        phase = Phase.RESERVING if request.prefill and self.peers.asks and not begins_again else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, accepted.late)
         self.in_flight.add(accepted.name, accepted)
@@ -149,17 +149,23 @@ class Worker:
                 request.router.send_tokens(request.submit.request_id, output.token_ids)
                 continue
             if output.finish == "error":
-                worker_id = self._runtime.worker_id
-                code = "invalid" if output.invalid else "unsupported" if output.refused else "internal"
-                reason = (output.error or "an engine step failed")[:MAX_TEXT]
-                failure = Failure(code, reason, retryable=not output.invalid, worker_id=worker_id)
-                self.fail(request, failure)
+                self.fail(request, self._failure(request, output))
                 continue
             delta = _delta(request, output)
             if output.finish is None:
                 request.router.send(delta)
             else:
                 self._end(request, delta)
+
+    def _failure(self, request: Request, output: SequenceOutput) -> Failure:
+        """Why the engine ended the request. KV that a peer's engine has offered, and that did not come, is the peer's
+        failure."""
+        code, blamed = "invalid" if output.invalid else "unsupported" if output.refused else "internal", ""
+        if output.sequence.transfer and request.handoff is not None and code == "internal":
+            code, blamed = "prefill_lost", request.handoff.prefill_worker
+        reason = (output.error or "an engine step failed")[:MAX_TEXT]
+        worker_id = blamed or self._runtime.worker_id
+        return Failure(code, reason, retryable=not output.invalid, worker_id=worker_id)
 
     def fail(self, request: Request, failure: Failure) -> None:
         """Ends a request without an answer. Idempotent."""

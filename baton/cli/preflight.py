@@ -62,7 +62,9 @@ def _check_external(config: ServingConfig) -> None:
     if is_mock(config):
         raise ConfigError("external_workers", "the mock model is our own engine's: name the model that they serve")
     if config.workers.count("prefill"):
-        raise ConfigError("workers.prefill", "external workers run their prompts themselves: set it to 0")
+        raise ConfigError("workers.prefill", "external workers take no prompts of workers of ours: set it to 0")
+    if {external.role for external in config.external_workers} == {"prefill"} and not config.workers.count("decode"):
+        raise ConfigError("external_workers", "all have role: prefill, and nobody answers: give one role: decode")
     if config.planner.enabled:
         raise ConfigError("planner.enabled", "the planner cannot start external workers: set it to false")
     for external in config.external_workers:

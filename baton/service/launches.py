@@ -11,6 +11,7 @@ from baton.service.launcher import Launch
 from baton.service.nats_server import NATS
 from baton_proto.planner import ROLES, Role
 from runtime.checkpoint.served_model import is_mock
+from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.config.workers import WorkerEngine
 from runtime.errors import ConfigError
@@ -49,7 +50,7 @@ class Launches:
             return
         for external in self.config.external_workers:
             if self.children.living(external.name) is None:
-                yield self._external(external.name)
+                yield self._external(external)
         lacking = [(role, engine) for role in ROLES for engine in self._lacking(role).elements()]
         size = self._workers_per_process
         if size == 1:
@@ -58,10 +59,11 @@ class Launches:
             roles = [role for role, _ in lacking]
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
 
-    def _external(self, name: str) -> Launch:
+    def _external(self, external: ExternalWorkerConfig) -> Launch:
         """An external worker takes no GPU and computes nothing: our own environment is enough."""
+        name, role = external.name, external.worker_role
         arguments = ["--worker-id", name]
-        return Launch(name, "decode_worker", self._config_of("baton"), arguments, {name: "decode"}, 0, self.keys)
+        return Launch(name, f"{role}_worker", self._config_of("baton"), arguments, {name: role}, 0, self.keys)
 
     def _lacking(self, role: Role) -> Counter[WorkerEngine]:
         return Counter(self.config.workers.by_engine(role)) - self.children.engines(role)

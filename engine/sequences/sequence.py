@@ -61,6 +61,7 @@ class Sequence:
     hint: CacheHint = NO_HINT  # what becomes of its prompt's blocks when it has ended
     matcher: Matcher | None = None  # of the grammar of `sampling`, fresh
     due_s: float = inf  # when its first token is due, on time.monotonic(); once an engine has it, on that one's clock
+    transfer: bytes = b""  # what an engine's own connector says of where the prompt's KV is, until the first token
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     arrival: int | None = field(default=None, init=False)  # its place in the engine's order of arrival

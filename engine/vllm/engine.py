@@ -270,7 +270,7 @@ class VllmEngine:
         if not total:
             cache.num_used = self._num_running = 0  # an abort is no step
         running = min(self._num_running, total)
-        queued = [sequence.num_tokens for sequence in self._waiting.values()]
+        queued = [sequence.num_tokens for sequence in self._waiting.values() if not sequence.transfer]
         return WorkerLoad(
             running=running,
             waiting=total - running,

@@ -157,7 +157,7 @@ class PrefillRequest(Struct, frozen=True, tag="prefill"):
     num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float
-    grant: Grant
+    grant: Grant | None  # None: what the prompt left is passed on by the engines' own connectors, see PrefillPassed
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
@@ -178,7 +178,17 @@ class PrefillFailed(Struct, frozen=True, tag="failed"):
     failure: Failure
 
 
-PrefillReport = PrefillFailed | Refused
+class PrefillPassed(Struct, frozen=True, tag="passed"):
+    """A server has computed the prompt, and its own connector offers the KV to another server."""
+
+    request_id: Name
+    transfer: Packed  # JSON that the other server takes as `kv_transfer_params`; empty: none is needed
+    cached_tokens: Small  # prefix hit on the prefill worker
+    took_us: Count = 0  # since the prompt's arrival
+    chunks: Chunks = []  # likewise
+
+
+PrefillReport = PrefillFailed | PrefillPassed | Refused
 
 
 class FirstToken(Struct, frozen=True):

@@ -66,7 +66,7 @@ class StatusView:
     async def status(self) -> pb.StatusResponse:
         """Workers in the order of their ids."""
         workers = [self._worker(worker) for worker in self.pool.workers.values()]
-        workers += [_away(name) for name in self.pool.away()]
+        workers += [_away(*away) for away in self.pool.away()]
         workers.sort(key=lambda worker: worker.worker_id)
         queue = pb.QueueStatus(**self.queue.view()._asdict())
         return pb.StatusResponse(router_id=self.router_id, workers=workers, queue=queue, totals=self._totals())
@@ -134,6 +134,6 @@ class StatusView:
         )
 
 
-def _away(name: str) -> pb.WorkerStatus:
+def _away(name: str, role: str) -> pb.WorkerStatus:
     note = f"its server is away, or does not fit: `baton logs {name}` says why"
-    return pb.WorkerStatus(worker_id=name, role="decode", engine="external", state="away", note=note)
+    return pb.WorkerStatus(worker_id=name, role=role, engine="external", state="away", note=note)

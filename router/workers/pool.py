@@ -8,7 +8,7 @@ they are updated one worker after the other. Event loop only.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -64,7 +64,7 @@ class _Ready:
 
 class WorkerPool:
     """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
-    names of workers that come back when they are away."""
+    workers that come back when they are away, with their roles."""
 
     def __init__(
         self,
@@ -76,10 +76,13 @@ class WorkerPool:
         *,
         changed: Callable[[], None] = lambda: None,
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
-        expected: Iterable[str] = (),
+        expected: Mapping[str, str] | None = None,
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
-        self._longest = dict.fromkeys(expected, 0)  # tokens of a request that each took when it was there
+        self._expected = expected or {}
+        self._longest = {  # tokens of a request that each took when it was there
+            name: 0 for name, role in self._expected.items() if role == "decode"
+        }
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
@@ -128,9 +131,9 @@ class WorkerPool:
         """Usable decode workers that take sequences of `num_tokens`."""
         return self._ready("decode").that_take(num_tokens)
 
-    def away(self) -> list[str]:
-        """Names of expected workers that are not there."""
-        return [name for name in self._longest if name not in self.workers]
+    def away(self) -> list[tuple[str, str]]:
+        """Names and roles of expected workers that are not there."""
+        return [(name, role) for name, role in self._expected.items() if name not in self.workers]
 
     def longest_away(self) -> int:
         """The longest request that an expected worker takes which is not usable now, in tokens; 0: there is none."""

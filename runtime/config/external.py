@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
@@ -23,6 +23,8 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_key_file: Text | None = None  # the key that it asks for (its --api-key)
     ca_file: Text | None = None  # who has signed its certificate, where those that this machine trusts have not
     model: Text | None = None  # its name for the model; None: ours
+    role: Literal["prefill", "decode", "both"] = "both"  # what it does of a request: prompts for servers with `decode`,
+    # answers behind prompts of servers with `prefill`, or all of it
 
     def __post_init__(self) -> None:
         if OWN_NAMES.fullmatch(self.name):
@@ -30,6 +32,11 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _check("address", self.address, ("http", "https"))
         _check("events", self.events, ("tcp", "ipc"))
         _check("replay", self.replay, ("tcp", "ipc"))
+
+    @property
+    def worker_role(self) -> Literal["prefill", "decode"]:
+        """The role of its worker."""
+        return "prefill" if self.role == "prefill" else "decode"
 
     @property
     def where(self) -> str:

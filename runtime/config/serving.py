@@ -267,8 +267,8 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # (gpu_memory_share).
     vllm: dict[str, Any] = {}
 
-    # Engines that already run somewhere as `vllm serve` (docs/operating.md, "vLLM servers that run already"), each a
-    # worker beside those that are started here:
+    # Engines that already run somewhere as `vllm serve` (docs/vllm.md), each a worker beside those that are started
+    # here:
     #   - name: gpu-7                        # of the worker
     #     address: http://gpu-7:8000
     #     events: tcp://gpu-7:5557           # `endpoint` and `replay_endpoint` of its --kv-events-config
@@ -276,6 +276,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     api_key_file: vllm.key             # if it asks for a key
     #     ca_file: ca.pem                    # of an https:// address, if this machine does not trust its CA
     #     model: Qwen/Qwen3-0.6B             # its name for the model, if it is another one than ours
+    #     role: both                         # prefill: computes prompts for servers with role decode
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
 
     # How long steps of an engine take, in milliseconds, where n new prompt tokens come behind p earlier ones of their

@@ -23,6 +23,7 @@ from baton_proto.router_report import (
     encode_router_report,
 )
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.timeline import PromptChunk
 from baton_proto.version import VersionError, check_major
 
 ENDPOINT = TransferEndpoint("boot-1", "/tmp/kv.sock", "127.0.0.1:7000")
@@ -58,7 +59,12 @@ REPORTS = [
 ]
 PREFILL = [
     worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, GRANT),
+    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, None),
     worker.PrefillCancel("r1"),
+]
+PREFILL_REPORTS = [
+    worker.PrefillFailed("r1", worker.Failure("x", "y", False)),
+    worker.PrefillPassed("r1", b"{}", 16, 7, [PromptChunk(1, 2, 3)]),
 ]
 RUN = Stored(None, b"\x01" * 8, b"\x02" * 8)
 UNARY = [
@@ -107,7 +113,7 @@ ROUTER_REPORT = RouterReport(1, "router-1", 3, 12.5, RouterQueue(2, 300, 0.5), R
     [(message, worker.WorkerCommand) for message in COMMANDS]
     + [(message, worker.WorkerReport) for message in REPORTS]
     + [(message, worker.PrefillCommand) for message in PREFILL]
-    + [(message, worker.PrefillReport) for message in [worker.PrefillFailed("r1", worker.Failure("x", "y", False))]]
+    + [(message, worker.PrefillReport) for message in PREFILL_REPORTS]
     + [(message, type(message)) for message in UNARY],
 )
 def test_worker_messages_survive_the_wire(message: msgspec.Struct, types: Any) -> None:

@@ -35,7 +35,7 @@ class VllmServer:
         flags: Sequence[str] = (),
     ) -> None:
         self._max_model_len, self._num_blocks, self._flags = max_model_len, num_blocks, flags
-        self.port, self._events_port, self._replay_port = _free_ports(3)
+        self.port, self._events_port, self._replay_port, self._side_port = _free_ports(4)
         self._python = python
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
@@ -78,7 +78,7 @@ class VllmServer:
                 *(str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *arguments),
                 stdout=log,
                 stderr=log,
-                env=variables(),
+                env=variables() | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(self._side_port)},
                 start_new_session=True,
             )
         async with asyncio.timeout(START_S):

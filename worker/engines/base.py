@@ -60,7 +60,8 @@ class EngineAssembly:
     layout: SlabLayout  # of all KV heads of the model: with one rank the layout of the slab
     max_model_len: int  # prompt and output together
     grammars: GrammarCompiler
-    kv: SharedKv | None = None  # None: the engine takes no KV from others and gives none away
+    kv: SharedKv | None = None  # None: the engine takes no KV from others and gives none away, but for `passes`
+    passes: bool = False  # the engine's own connector takes and gives it: what its requests have to say is passed on
     limits: Limits = Limits()
     close: Callable[[], None] = lambda: None  # after the loop and the transfers have ended
     note: Callable[[], str] = lambda: ""  # event loop: what an operator should know about the engine, for `status`
@@ -82,6 +83,8 @@ class EngineAssembly:
     def announced_form(self) -> str:
         """The form of the KV for routers, which pair workers of one form alone. An engine that takes no KV has a form
         of its own, so that no prompt is computed for it elsewhere."""
+        if self.passes:
+            return "passed"
         return f"{self.layout.dtype} {'alone' if self.kv is None else self.kv.form}".rstrip()
 
     def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:

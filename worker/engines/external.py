@@ -3,7 +3,7 @@
 import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from engine.vllm.events.stream import VllmStream
 from engine.vllm.loop import VllmLoop
@@ -19,6 +19,8 @@ from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import ServingConfig
 from worker.engines.base import EngineAssembly, grammar_compiler, pool_layout
 from worker.engines.vllm import LIMITS, weights_fingerprint
+
+NO_OFFER: Final = "it does not say where a prompt's KV is: if its connector has to, --kv-transfer-config is missing"
 
 
 class ExternalEngine:
@@ -63,8 +65,9 @@ class ExternalEngine:
             layout=layout,
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
+            passes=external.role != "both",
             limits=LIMITS,
-            note=lambda: "; ".join(filter(None, (facts.note, cache.note))),
+            note=lambda: "; ".join(filter(None, (facts.note, cache.note, NO_OFFER * engine.offers_nothing))),
             root=facts.root,
             greedy=facts.greedy,
         )

@@ -12,6 +12,7 @@ class Peers:
     nothing else is said."""
 
     endpoint: TransferEndpoint | None = None  # of the KV receiver; None: the worker receives no KV
+    asks = False  # prompts of requests can run on a peer
 
     @property
     def num_prompts(self) -> int:
@@ -30,7 +31,7 @@ class Peers:
     # --- requests whose prompts run elsewhere -------------------------------------------------------------------------
 
     def start(self, request: Request) -> None:
-        """Has the prompt of a request in RESERVING run on a peer. Only a worker with an endpoint is asked."""
+        """Has the prompt of a request in RESERVING run on a peer. Only a worker that `asks` is told."""
         raise AssertionError("its prompts run here")
 
     def abandon(self, request: Request, phase: Phase, reason: str) -> None:

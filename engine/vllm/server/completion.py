@@ -16,6 +16,10 @@ from runtime.errors import ProtocolError
 
 PATH = "/v1/completions"
 END = b"[DONE]"
+FOR_ANOTHER: dict[str, Any] = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+FOR_ANOTHER |= {"max_tokens": 1, "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [], "logprobs": None}
+"""What differs for a prompt whose answer another server gives. Nothing but its length ends it, because connectors may
+offer nothing of a prompt that ends otherwise."""
 TOKEN = "token_id:"  # how a token's id is spelled where its text would stand
 
 
@@ -23,6 +27,7 @@ TOKEN = "token_id:"  # how a token's id is spelled where its text would stand
 class Completion:
     request_id: str
     body: bytes
+    streams: bool = True  # else the answer comes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Item:
     finish_reason: str | None = None  # a reason that vLLM has not is an error's text
     events: tuple[Any, ...] = ()
     refused: bool = False  # the server says that the request is wrong
+    transfer: bytes = b""  # of a prompt for another server: what its connector says of where the KV is, as JSON
 
 
 class _Logprobs(Struct):
@@ -52,7 +58,12 @@ class _Chunk(Struct):
     choices: list[_Choice]
 
 
+class _Prompt(_Chunk):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
 _chunk = msgspec.json.Decoder(_Chunk)
+_prompt = msgspec.json.Decoder(_Prompt)
 
 
 def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
@@ -65,15 +76,19 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
         del body["seed"]
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.grammar is not None:
+    if sampling.grammar is not None and not sequence.prefill_only:
         body["structured_outputs"] = vllm_grammar(sampling.grammar)
     if (salt := salt_of(sequence.hash_seed)) is not None:
         body["cache_salt"] = salt
     if sequence.priority:
         body["priority"] = -sequence.priority
-    body |= {"model": model, "prompt": prompt, "stream": True}
+    if sequence.prefill_only:
+        body |= FOR_ANOTHER
+    elif sequence.transfer:
+        body["kv_transfer_params"] = msgspec.Raw(sequence.transfer)
+    body |= {"model": model, "prompt": prompt, "stream": not sequence.prefill_only}
     body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return Completion(sequence.request_id, msgspec.json.encode(body))
+    return Completion(sequence.request_id, msgspec.json.encode(body), body["stream"])
 
 
 def item_of(request_id: str, data: bytes) -> Item:
@@ -89,6 +104,17 @@ def item_of(request_id: str, data: bytes) -> Item:
         raise ProtocolError("vLLM", "sends no token ids: this version does not know `return_token_ids`")
     logprobs = [] if choice.logprobs is None else _scores(choice.logprobs)
     return Item(request_id, choice.token_ids, logprobs, choice.finish_reason)
+
+
+def prompt_item_of(request_id: str, data: bytes) -> Item:
+    """What the answer to a prompt for another server says. Raises ProtocolError."""
+    try:
+        answer = _prompt.decode(data)
+        choice, transfer = answer.choices[0], bytes(answer.kv_transfer_params)
+    except (msgspec.DecodeError, IndexError) as error:
+        raise ProtocolError("vLLM", f"the answer to a prompt cannot be read: {error}") from error
+    transfer = b"" if transfer == b"null" else transfer
+    return Item(request_id, choice.token_ids or (), finish_reason=choice.finish_reason, transfer=transfer)
 
 
 def _scores(of: _Logprobs) -> list[TokenLogprobs]:

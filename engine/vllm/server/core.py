@@ -13,7 +13,7 @@ from typing import Final, Self
 import structlog
 
 from engine.vllm.engine import FINISHES
-from engine.vllm.server.completion import END, PATH, Completion, Item, item_of
+from engine.vllm.server.completion import END, PATH, Completion, Item, item_of, prompt_item_of
 from engine.vllm.server.gauges import Gauges
 from engine.vllm.server.server import RefusedError, VllmServer
 from runtime.end_task import end_tasks
@@ -79,12 +79,16 @@ class ServerCore:
     async def _follow(self, completion: Completion) -> None:
         last = Item(completion.request_id)
         try:
-            async for data in self._server.stream(PATH, completion.body):
-                if data == END:
-                    break
-                last = item_of(completion.request_id, data)
-                if last.finish_reason is None or last.finish_reason in FINISHES:
-                    self._tell(last)
+            if completion.streams:
+                async for data in self._server.stream(PATH, completion.body):
+                    if data == END:
+                        break
+                    last = item_of(completion.request_id, data)
+                    if last.finish_reason is None or last.finish_reason in FINISHES:
+                        self._tell(last)
+            else:
+                data = await self._server.ask(PATH, completion.body, is_patient=True)
+                self._tell(last := prompt_item_of(completion.request_id, data))
         except (BatonError, RefusedError) as error:
             refused = isinstance(error, RefusedError) and error.status in WRONG_REQUEST
             last = Item(completion.request_id, finish_reason=str(error), refused=refused)

@@ -30,6 +30,7 @@ class ExternalEngine(VllmEngine):
         self._prompt_times = PromptTimes()
         self._ended = 0  # of our requests, since the metrics told last
         self._blocks_used = 0
+        self.offers_nothing = False  # of the KV of a prompt that was computed for another server
         self._unfollowed = 0  # losses of events, and blocks that were left out, when last looked at
 
     def add(self, sequence: Sequence) -> None:
@@ -68,6 +69,8 @@ class ExternalEngine(VllmEngine):
         if self._others:
             self._prompt_times.forget()
             return
+        if sequence.transfer:  # another server has computed it
+            return
         begun_s, _, tokens = sequence.chunks[-1]
         beside = len(self._sequences) - len(self._waiting) - 1
         facts = (tokens, sequence.num_cached_tokens, beside, self._context_tokens() - sequence.num_tokens)
@@ -86,4 +89,7 @@ class ExternalEngine(VllmEngine):
 
     def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
         output = super()._news(sequence, item, timestamp_s)
+        if item.new_token_ids:  # the KV has arrived, or here is where it lies
+            sequence.transfer = item.transfer
+            self.offers_nothing = sequence.prefill_only and not item.transfer
         return replace(output, refused=True) if output is not None and item.refused else output

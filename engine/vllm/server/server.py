@@ -66,11 +66,12 @@ class VllmServer:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, path: str, question: Any = None) -> bytes:
-        """The body of the answer. `question`: what is posted as JSON, if anything. Raises UnavailableError,
-        RefusedError."""
+    async def ask(self, path: str, question: Any = None, *, is_patient: bool = False) -> bytes:
+        """The body of the answer. `question`: what is posted as JSON, if anything. `is_patient`: it may take as long as
+        the server lives. Raises UnavailableError, RefusedError."""
+        timeout_s = None if is_patient else ANSWER_TIMEOUT_S
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S), self._request(path, question) as answer:
+            async with asyncio.timeout(timeout_s), self._request(path, question) as answer:
                 await _check_status(answer)
                 return await answer.read()
         except TimeoutError as error:

@@ -72,7 +72,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"security": {"api_key_file": "/no/keys"}}, "security.api_key_file: /no/keys: No such file"),
     ({"security": {"tls_cert_file": "/no/cert"}}, "security.tls_"),
     ({"nats": {"credentials_file": "/no/token"}}, "nats.credentials_file: /no/token: No such file"),
-    ({"external_workers": [EXTERNAL]}, "workers.prefill: external workers run their prompts themselves: set it to 0"),
+    ({"external_workers": [EXTERNAL]}, "workers.prefill: external workers take no prompts of workers of ours"),
+    (
+        ALONE | {"external_workers": [EXTERNAL | {"role": "prefill"}]},
+        "external_workers: all have role: prefill, and nobody answers: give one role: decode",
+    ),
     (ALONE | {"planner": {"enabled": True}}, "planner.enabled: the planner cannot start external workers"),
     (ALONE | {"model": "mock"}, "external_workers: the mock model is our own engine's"),
     (ALONE, "external_workers.gpu-7.api_key_file: /no/key: No such file"),

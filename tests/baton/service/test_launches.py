@@ -41,6 +41,14 @@ def test_each_external_worker_has_a_process_that_takes_no_gpu() -> None:
     assert launches["gpu-7"].workers == {"gpu-7": "decode"}
 
 
+def test_an_external_worker_for_prompts_is_a_prefill_worker() -> None:
+    given = msgspec.to_builtins(config(0))
+    given["external_workers"][0]["role"] = "prefill"
+    launches = {launch.name: launch for launch in Launches(parse_config(given), {}, Children()).missing()}
+    found = [(launches[name].module, launches[name].workers[name]) for name in ("gpu-7", "gpu-8")]
+    assert found == [("prefill_worker", "prefill"), ("decode_worker", "decode")]
+
+
 def test_external_workers_that_live_are_not_taken_for_ours() -> None:
     children = Children()
     for launch in missing(0, children):

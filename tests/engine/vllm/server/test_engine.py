@@ -15,7 +15,7 @@ from engine.vllm.cache import salt_of
 from engine.vllm.events.stream import Lost, Message
 from engine.vllm.sampling import NOT_SERVED
 from engine.vllm.server.cache import ExternalCache
-from engine.vllm.server.completion import Item, completion, item_of
+from engine.vllm.server.completion import Item, completion, item_of, prompt_item_of
 from engine.vllm.server.core import News
 from engine.vllm.server.engine import ExternalEngine
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
@@ -88,6 +88,40 @@ def test_the_largest_values_are_in_a_form_that_the_server_takes() -> None:
     assert (told["prompt"], told["model"], told["stream"], told["return_token_ids"]) == ([3, 4], "theirs", True, True)
     assert told["stop_token_ids"] == [2]
     assert "cache_salt" not in told
+
+
+def test_a_prompt_for_another_server_ends_by_its_length_alone_and_its_answer_begins_with_what_was_told() -> None:
+    of = Sequence("r/1", [3, 4], 2, SamplingParams(max_tokens=8, grammar=Grammar("regex", "[ab]+")), prefill_only=True)
+    told = body(of)
+    assert told["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+    assert (told["max_tokens"], told["min_tokens"], told["ignore_eos"], told["stream"]) == (1, 1, True, False)
+    assert told["stop_token_ids"] == []
+    assert "structured_outputs" not in told
+    choices = [{"token_ids": [9], "finish_reason": "length"}]
+    for params in ({"remote_block_ids": [[1]]}, None):
+        item = prompt_item_of("r/1", msgspec.json.encode({"choices": choices, "kv_transfer_params": params}))
+        assert (item.new_token_ids, item.finish_reason) == ([9], "length")
+        after = sequence([3, 4])
+        after.transfer = item.transfer
+        assert body(after).get("kv_transfer_params") == params
+    with pytest.raises(ProtocolError, match="the answer to a prompt"):
+        prompt_item_of("r/1", b'{"choices": []}')
+
+
+async def test_what_is_offered_is_forgotten_with_the_first_token() -> None:
+    made, core, _ = engine()
+    of = sequence([3, 4])
+    of.transfer = b"{}"
+    made.add(of)
+    assert made.load().queued_prefill_tokens == 0, "another server has computed the prompt"
+    core.news = News([Item("r/1", [5])])
+    await made.next_step()
+    assert of.transfer == b""
+    for transfer in (b"", b"{}"):
+        made.add(Sequence("p", [3, 4], 2, SamplingParams(max_tokens=8), prefill_only=True))
+        core.news = News([Item("p", [5], finish_reason="length", transfer=transfer)])
+        (output,) = (await made.next_step()).outputs
+        assert (output.sequence.transfer, made.offers_nothing) == (transfer, not transfer)
 
 
 def test_a_cache_salt_of_ours_is_one_of_theirs() -> None:
