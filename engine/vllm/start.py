@@ -12,6 +12,7 @@ from engine.vllm.events.stream import VllmStream
 from engine.vllm.guard import start_guard
 from engine.vllm.kv.cache_memory import VllmSlab
 from engine.vllm.kv.link import WorkerEnd
+from engine.vllm.private_names import OF_LLM, SHARING, check_names
 from engine.vllm.versions import check_version
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
@@ -66,12 +67,16 @@ class StartedVllm:
         return f"ipc://{self._sockets / socket}"
 
     def _start(self, config: ServingConfig, files: ModelFiles) -> Any:
-        """Ends the AsyncLLM's output handler before it begins, because we take the outputs."""
+        """Ends the AsyncLLM's output handler before it begins, because we take the outputs. vLLM's modules read these
+        variables as they are imported."""
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process has threads
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         if config.engine.threads:  # else vLLM binds each worker's threads to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        import vllm
+
+        check_names(vllm.__version__, [SHARING] if shares_kv(config) else [])
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -79,6 +84,8 @@ class StartedVllm:
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments(config, files)))
         except (ValueError, TypeError, RuntimeError) as error:  # of its checks, or its processes, which have logged why
             raise ModelError(files.name, f"vLLM cannot serve it: {error}") from error
+        if lacking := [name for name in OF_LLM if not hasattr(llm, name)]:
+            raise ConfigError("workers.python", f"this vLLM's AsyncLLM lacks {', '.join(lacking)}")
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         return llm

@@ -1,0 +1,46 @@
+"""Names of vLLM: none is used without being listed, and one that is missing is told with what is off for it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine.vllm.private_names import NAMES, SHARING, SLEEP, Name, check_names, missing
+from runtime.errors import ConfigError
+from tests.test_packaging import ROOT
+
+HERE = "engine.vllm.private_names"
+GOOD = Name(f"{HERE}:Name.use", "a field")
+USERS = [*sorted((ROOT / "engine" / "vllm").rglob("*.py")), ROOT / "worker" / "engines" / "vllm.py"]
+
+
+def imported(file: Path) -> set[str]:
+    """What the file has from vLLM."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    theirs = [node for node in nodes if (node.module or "").split(".")[0] == "vllm"]
+    return {f"{node.module}:{alias.name}" for node in theirs for alias in node.names}
+
+
+def test_every_name_that_is_imported_from_vllm_is_listed() -> None:
+    listed = {name.path.partition(":")[0] + ":" + name.path.partition(":")[2].split(".")[0] for name in NAMES}
+    used = set().union(*map(imported, USERS))
+    assert len(used) > 10
+    assert used <= listed
+
+
+def test_what_is_missing_is_found_in_modules_classes_and_fields() -> None:
+    there = [GOOD, Name("datetime:date.today", "a method"), Name(f"{HERE}:SHARING", "a name")]
+    gone = [Name("no_such:x", ""), Name(f"{HERE}:no_such", ""), Name(f"{HERE}:Name.no_such", "")]
+    assert list(missing([*there, *gone])) == gone
+
+
+def test_without_a_needed_name_nothing_starts_and_without_another_a_feature_is_off() -> None:
+    sharing, sleep = Name("no_such:a", "our connector", SHARING), Name("no_such:b", "memory", SLEEP)
+    with capture_logs() as logs:
+        check_names("9.9", [], [GOOD, sharing, sleep])
+    assert [(entry["feature"], entry["names"]) for entry in logs] == [(SLEEP, ["no_such:b"]), (SHARING, ["no_such:a"])]
+    with pytest.raises(ConfigError, match=r"vLLM 9\.9 lacks what Baton's workers use: no_such:a \(our connector\)"):
+        check_names("9.9", [SHARING], [sharing, sleep])
+    with pytest.raises(ConfigError, match="no_such:c"):
+        check_names("9.9", [], [Name("no_such:c", "a request")])
