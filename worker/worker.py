@@ -163,6 +163,7 @@ class Worker:
         code, blamed = "invalid" if output.invalid else "unsupported" if output.refused else "internal", ""
         if output.sequence.transfer and request.handoff is not None and code == "internal":
             code, blamed = "prefill_lost", request.handoff.prefill_worker
+            self._runtime.metrics.transfer_failures += 1
         reason = (output.error or "an engine step failed")[:MAX_TEXT]
         worker_id = blamed or self._runtime.worker_id
         return Failure(code, reason, retryable=not output.invalid, worker_id=worker_id)
