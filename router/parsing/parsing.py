@@ -1,8 +1,6 @@
 """Rules by which the answers of a model, and of one request, are taken apart."""
 
-import random
-import string
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from msgspec import Struct
 
@@ -20,9 +18,6 @@ from router.parsing.families import (
 from router.parsing.parser import Parser
 from runtime.grammar.words.marks import Marks
 
-_dice = random.Random()  # ids are told apart by it, not secret
-_ID_SIGNS = string.ascii_letters + string.digits
-
 
 class Parsing(Struct, frozen=True):
     """The rules of one request."""
@@ -37,8 +32,9 @@ class Parsing(Struct, frozen=True):
     thinking_tokens: int | None = None  # after so many tokens of reasoning, `end_of_thinking` follows; None: no limit
     end_of_thinking: tuple[int, ...] = ()
 
-    def parser(self) -> Parser:
-        return Parser(self.tools, self.reasoning, _call_id, self.schemas, self.in_reasoning, self.formatted)
+    def parser(self, new_id: Callable[[], str]) -> Parser:
+        """`new_id`: of the next call."""
+        return Parser(self.tools, self.reasoning, new_id, self.schemas, self.in_reasoning, self.formatted)
 
 
 class ModelFamilies(Struct, frozen=True):
@@ -85,11 +81,6 @@ def model_families(
     ids = {text: added_tokens[text] for text in texts if text in added_tokens}
     marks = Marks(ids, hidden & set(ids.values()))
     return ModelFamilies(tool_name, reasoning_name, marks, tells_tools)
-
-
-def _call_id() -> str:
-    """Mistral's chat templates take no other form than nine letters and digits."""
-    return "".join(_dice.choices(_ID_SIGNS, k=9))
 
 
 def _named(parser: str) -> str | None:

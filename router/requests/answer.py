@@ -1,5 +1,7 @@
 """What one choice answers as its tokens arrive: its text, and its parts when the request asks for them."""
 
+from collections.abc import Callable
+
 from baton_proto.sampling import TokenLogprobs
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, joined
 from router.parsing.parser import Parser
@@ -17,7 +19,7 @@ class Answer:
         marks = frozenset[int]() if parsing is None else parsing.marks
         marks = tokenizer.hidden_token_ids if request.spells_special else marks
         self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks, request.includes_stop)
-        self._parts = None if parsing is None else _Parts(parsing)
+        self._parts = None if parsing is None else _Parts(parsing, request.draw.call_ids(index))
         self._num_left = sampling.max_tokens
         self.turned = False  # the last tokens are not the engine's, which has to go on from them
 
@@ -86,8 +88,8 @@ class Answer:
 
 
 class _Parts:
-    def __init__(self, parsing: Parsing) -> None:
-        self._parser: Parser = parsing.parser()
+    def __init__(self, parsing: Parsing, new_id: Callable[[], str]) -> None:
+        self._parser: Parser = parsing.parser(new_id)
         self._one_call = parsing.one_call
         self._allowed = 0  # the index of the one call
         self._events: list[Event] = []

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
 from router.counters.recent import Service
 from router.parsing.events import Event, Text
 from router.parsing.parsing import Parsing
+from router.requests.draw import Draw
 from router.requests.rate_limits import Account
 from runtime.blocks.block_hash import SEED
 
@@ -37,6 +38,7 @@ class GenerateRequest(Struct, frozen=True):
     grammar_field: str = "grammar"  # the caller's name of what the grammar comes from
     includes_stop: bool = False  # the stop string or stop token that ends a choice belongs to its text
     spells_special: bool = False  # special tokens belong to the text
+    draw: Draw = field(default_factory=Draw.fresh)
 
 
 class Parsed(Struct, frozen=True):

@@ -121,7 +121,7 @@ class GenerationEndpoint:
             requests = []
             for i, prompt in enumerate(prompts):
                 named = {"request_id": f"{call.request_id}-{i}", "prompt_field": f"{call.prompt_field}[{i}]"}
-                one = msgspec.structs.replace(call, **named)
+                one = msgspec.structs.replace(call, draw=call.draw.of_prompt(i), **named)
                 requests.append(await validate(self._frontend, one, prompt, options))
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         check_call(options.name_of("prompt_logprobs"), requests)

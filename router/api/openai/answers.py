@@ -1,6 +1,5 @@
 """The dialect of both OpenAI endpoints, and what their answers share."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -44,10 +43,6 @@ class Heading(Struct, frozen=True):
     id: str
     model: str
     created: int
-
-    @classmethod
-    def new(cls, prefix: str, request_id: str, model: str) -> "Heading":
-        return cls(f"{prefix}-{request_id}", model, int(time.time()))
 
 
 class Wanted(Struct, frozen=True):
@@ -123,7 +118,8 @@ class OpenAIDialect:
         return asked, options, prompts
 
     def answer(self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]) -> Answer:
-        heading = Heading.new(self._prefix, request_id, self._frontend.model)
+        created_s = requests[0].draw.created_s
+        heading = Heading(f"{self._prefix}-{request_id}", self._frontend.model, created_s)
         form: _Form = asked.form
         num_choices = sum(len(request.sampling) for request in requests)
         prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []

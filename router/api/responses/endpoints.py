@@ -1,7 +1,5 @@
 """`POST /v1/responses`, and what may be asked of a response that is kept."""
 
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import finalize
@@ -96,9 +94,10 @@ class ResponsesDialect:
     ) -> ResponseAnswer:
         form: _Form = asked.form
         sampling = requests[0].sampling[0]
+        tenant, draw = requests[0].tenant, requests[0].draw
         response = Response(
-            id=f"resp_{secrets.token_hex(16)}",  # it lets the caller go on from here, so nobody may guess it
-            created_at=int(time.time()),
+            id=f"resp_{draw.secret(tenant)}",  # it lets the tenant go on from here, so nobody else may guess or set it
+            created_at=draw.created_s,
             model=self._frontend.model,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -106,7 +105,7 @@ class ResponsesDialect:
         )
         if form.kept is None:
             return ResponseAnswer(response, self._frontend.tokenizer, None, form.called_as)
-        self._store.begin(response.id, requests[0].tenant, form.kept)
+        self._store.begin(response.id, tenant, form.kept)
         answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep, form.called_as)
         finalize(answer, self._store.forget_unanswered, response.id).atexit = False  # it may fail
         return answer

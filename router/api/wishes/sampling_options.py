@@ -1,6 +1,5 @@
 """Sampling options as a caller wrote them, and the checks that make them the engine's SamplingParams."""
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +26,6 @@ MAX_STOP_CHARS = 1024  # of each: what might begin one is held back
 
 AS_NAMED = [name for name in PARAMETERS if name != "grammar"]
 """The sampling parameters whose name over HTTP is that of the row; a grammar has several."""
-
-_dice = random.Random()
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -76,8 +73,8 @@ def model_defaults(folder: Path) -> dict[str, Any]:
 
 
 def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
-    """Checks everything but what depends on the prompt: `max_tokens` is 1 when the caller gave none. `defaults`: see
-    model_defaults. Raises InvalidRequestError."""
+    """Checks everything but what depends on the prompt. When the caller gave none, `max_tokens` is 1 and the seed is
+    still to be drawn. `defaults`: see model_defaults. Raises InvalidRequestError."""
     check_range("n", options.n, 1, MAX_CHOICES)
     _check_stop(options.name_of("stop"), options.stop)
     values: dict[str, Any] = {**defaults, "max_tokens": 1}
@@ -85,10 +82,7 @@ def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any
         values = {name: value for name, value in values.items() if name not in OF_DRAWING}
     for name, value in options.given.items():
         values[name] = _checked(PARAMETERS[name], options.name_of(name), value, vocab_size)
-    is_seeded = "seed" in values
-    if not is_seeded:
-        values["seed"] = _dice.getrandbits(63)
-    return SamplingParams(**values, is_seeded=is_seeded)
+    return SamplingParams(**values, is_seeded="seed" in values)
 
 
 def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> Any:

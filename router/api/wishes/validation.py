@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import MAX_SEED
@@ -23,6 +23,7 @@ from baton_proto.worker import NO_HINT, CacheHint
 from router.api.wishes.prompt_logprobs import check_prompt
 from router.api.wishes.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.api.wishes.tool_use import ToolUse, answer_form, begin_chat, check_tools
+from router.requests.draw import Draw
 from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Ending, Message
@@ -88,6 +89,7 @@ class Call(Struct, frozen=True, kw_only=True):
     hint: CacheHint = NO_HINT  # router.max_keep_cache_s is the most that counts
     timeout_s: float | None = None
     first_token_s: float | None = None  # until its first token is due
+    draw: Draw = field(default_factory=Draw.fresh)
 
 
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
@@ -101,6 +103,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         )
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size, frontend.sampling_defaults)
+    seed = sampling.seed if sampling.is_seeded else call.draw.seed()
     limits = frontend.generator.limits()
     deadline_s = started_s + timeout_s
     if isinstance(prompt, Chat) and prompt.tools is not None:
@@ -126,7 +129,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     return GenerateRequest(
         request_id=call.request_id,
         prompt=tokens,
-        sampling=tuple(msgspec.structs.replace(sampling, seed=(sampling.seed + i) & MAX_SEED) for i in choices),
+        sampling=tuple(msgspec.structs.replace(sampling, seed=(seed + i) & MAX_SEED) for i in choices),
         stop=tuple(options.stop),
         deadline_s=deadline_s,
         first_by_s=min(deadline_s, started_s + min(call.first_token_s or math.inf, frontend.reject_ttft_s)),
@@ -139,6 +142,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         grammar_field=grammar_field,
         includes_stop=options.includes_stop,
         spells_special=options.spells_special,
+        draw=call.draw,
     )
 
 

@@ -76,7 +76,7 @@ def test_what_the_grammar_lets_through_are_calls(
 
 
 def check_calls(text: str, families: ModelFamilies) -> None:
-    parser = Parsing(families.tools, families.reasoning, frozenset(), dict(TOOLS)).parser()
+    parser = Parsing(families.tools, families.reasoning, frozenset(), dict(TOOLS)).parser(str)
     events = joined(parser.push(text) + parser.end(cut=False))
     assert all(isinstance(event, CallBegun | Arguments) for event in events), text
     begun = [event for event in events if isinstance(event, CallBegun)]
@@ -170,7 +170,7 @@ def test_reasoning_that_the_prompt_has_opened_comes_before_the_calls(
     mask = grammars.matcher(Grammar("ebnf", grammar)).mask([*map(int, tokenizer.encode(text))])
     ends = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
     assert set(ends.tolist()) == set(EOS_TOKEN_IDS)
-    parser = Parsing(families.tools, families.reasoning, frozenset(), in_reasoning=True).parser()
+    parser = Parsing(families.tools, families.reasoning, frozenset(), in_reasoning=True).parser(str)
     events = joined(parser.push(text) + parser.end(cut=False))
     assert events[0] == Reasoning("I think.")
     assert isinstance(events[1], CallBegun)
@@ -266,7 +266,7 @@ def test_pythonic_calls_stand_beside_a_format_and_keep_no_schema(
     assert set(np.flatnonzero(np.unpackbits(matcher.mask(output).view(np.uint8), bitorder="little"))) == set(
         EOS_TOKEN_IDS
     )
-    parser = Parsing(pythonic.tools, None, frozenset(), formatted=True).parser()
+    parser = Parsing(pythonic.tools, None, frozenset(), formatted=True).parser(str)
     events = joined(parser.push(text) + parser.end(cut=False))
     assert [event.name for event in events if isinstance(event, CallBegun)] == ["find", "stop"]
 
@@ -319,7 +319,7 @@ def test_a_text_in_xml_matches_its_schema(
     call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     assert lets_through(grammars, tokenizer, grammar, call) is good
     if good:
-        parser = Parsing(TOOL_FAMILIES["qwen3_coder"], None, frozenset(), {"f": schema}).parser()
+        parser = Parsing(TOOL_FAMILIES["qwen3_coder"], None, frozenset(), {"f": schema}).parser(str)
         (_, arguments) = joined(parser.push(call) + parser.end(cut=False))
         assert isinstance(arguments, Arguments)
         assert json.loads(arguments.text) == {"a": text}

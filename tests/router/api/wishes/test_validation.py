@@ -100,7 +100,7 @@ def test_a_models_defaults_that_cannot_be_are_refused_with_the_way_out(tmp_path:
 
 
 async def test_a_seed_is_drawn_when_none_is_given(frontend: Frontend) -> None:
-    seeds = {(await check(frontend)).sampling[0].seed for _ in range(4)}
+    seeds = {(await check(frontend, call=Call())).sampling[0].seed for _ in range(4)}
     assert len(seeds) == 4
     assert all(0 <= seed <= MAX_SEED for seed in seeds)
 
