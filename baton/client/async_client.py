@@ -12,6 +12,7 @@ from typing import Self, TypeVar, Unpack
 import grpc
 
 from baton.client.chat import Message
+from baton.client.lasting_stream import lasting
 from baton.client.request import Options, Prompt, generate_request
 from baton.client.service_status import Model, Status, WorkerSleep, WorkerWeights
 from baton.runs.access import Access
@@ -35,7 +36,8 @@ class AsyncClient:
     PEM form, where the service speaks TLS; None takes BATON_CA_FILE. `operator_key`, for status, sleep and wake: None
     takes BATON_OPERATOR_KEY, or that of a service on this machine.
 
-    It connects with the first call, and belongs to the event loop of that call. Calls raise UnavailableError when
+    It connects with the first call, and belongs to the event loop of that call. An answer whose router dies goes on at
+    the next one that answers within `PATIENCE_S`, token for token. Calls raise UnavailableError when
     nothing listens there or no worker can serve, UnauthorizedError without the right key, ConfigError when an address,
     a key or a certificate cannot be used, InvalidRequestError, which names a field, OverloadedError, which says when
     to try again, DeadlineError after `timeout_s`, and else BatonError.
@@ -177,7 +179,7 @@ class AsyncClient:
         self, request: pb.GenerateRequest, answer: Answer, timeout_s: float | None
     ) -> AsyncGenerator[Piece, None]:
         start_s = time.monotonic()
-        async with self._calling(timeout_s) as router, aclosing(router.stream(request, timeout_s)) as responses:
+        async with self._calling(timeout_s) as router, aclosing(lasting(router, request, timeout_s)) as responses:
             async for response in responses:
                 piece = answer.add(response, time.monotonic() - start_s)
                 if piece is not None:

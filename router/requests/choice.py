@@ -7,7 +7,7 @@ on the position alone, the next worker goes on exactly where the lost one stoppe
 
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +30,7 @@ from router.requests.answer import Answer
 from router.requests.request import GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
-from router.workers.inbox import UnreadError
+from router.workers.inbox import UnreadError, cut_after
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
 from runtime.blocks.xxh3 import block_hashes
@@ -96,6 +96,7 @@ class Choice:
         self._tokens_due = len(request.prompt)  # what the tenant pays for the next attempt
         self._excluded: set[WorkerKey] = set()  # workers that have failed this choice
         self._hashes = NO_HASHES  # of the last attempt's blocks
+        self._cuts = request.cuts[tally.index] if request.cuts else ()
 
     async def stream(self) -> AsyncGenerator[Piece, None]:
         """Ends after the piece with a finish reason. Raises as Generator.generate does.
@@ -117,13 +118,14 @@ class Choice:
                         with self._submit(assignment, tokens) as inbox:
                             while True:
                                 deltas = await inbox.take()
-                                piece = self._accept(deltas, assignment)
-                                if piece is not None:
-                                    yield piece
-                                    if piece.finish_reason is not None:
-                                        return
-                                    if self._answer.turned:
-                                        raise _TurnedError
+                                for news in self._in_pieces(deltas) if self._cuts else (deltas,):
+                                    piece = self._accept(news, assignment)
+                                    if piece is not None:
+                                        yield piece
+                                        if piece.finish_reason is not None:
+                                            return
+                                        if self._answer.turned:
+                                            raise _TurnedError
                                 self._check_goes_on(deltas[-1], assignment)
                 except WorkerLostError as lost:
                     self._note_loss(lost)
@@ -297,6 +299,15 @@ class Choice:
         return Submission(assignment.link, submit, self._late, assignment.release)
 
     # --- what the worker says -----------------------------------------------------------------------------------------
+
+    def _in_pieces(self, deltas: list[Delta]) -> Iterator[list[Delta]]:
+        """The news, cut where the request wants pieces to end."""
+        for cut in self._cuts:
+            if deltas and (ahead := cut - len(self.output)) > 0:
+                news, deltas = cut_after(deltas, ahead)
+                yield news
+        if deltas:
+            yield deltas
 
     def _accept(self, deltas: list[Delta], assignment: Assignment) -> Piece | None:
         """Makes the news of one or more steps one piece; None when they hold no output."""

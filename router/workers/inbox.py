@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from baton_proto.worker import Delta
 from router.workers.pace import Pace
 
@@ -67,3 +69,24 @@ class Inbox:
         has_news = self._deltas or self._error is not None
         if has_news and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def cut_after(deltas: list[Delta], num_tokens: int) -> tuple[list[Delta], list[Delta]]:
+    """Returns (news of the next `num_tokens` tokens, what follows them). The end of the request follows."""
+    for at, delta in enumerate(deltas):
+        tokens, logprobs = delta.token_ids, delta.logprobs
+        if len(tokens) < num_tokens:
+            num_tokens -= len(tokens)
+        elif len(tokens) == num_tokens and delta.finish is None:
+            return deltas[: at + 1], deltas[at + 1 :]
+        else:
+            is_whole = len(tokens) == num_tokens
+            stops = (delta.stop_token, None) if is_whole else (None, delta.stop_token)
+            first = replace(
+                delta, token_ids=tokens[:num_tokens], logprobs=logprobs[:num_tokens], finish=None, stop_token=stops[0]
+            )
+            rest = Delta(
+                delta.request_id, tokens[num_tokens:], logprobs[num_tokens:], finish=delta.finish, stop_token=stops[1]
+            )
+            return [*deltas[:at], first], [rest, *deltas[at + 1 :]]
+    return deltas, []

@@ -94,7 +94,7 @@ BARRED_REASON_NO_ROOM: BarredReason
 BARRED_REASON_PREFILL_FULL: BarredReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache", "prompt_cache_key")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache", "prompt_cache_key", "resume_from")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class GenerateRequest(_message.Message):
     KEEP_CACHE_S_FIELD_NUMBER: _ClassVar[int]
     DROP_CACHE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatMessages
@@ -117,7 +118,8 @@ class GenerateRequest(_message.Message):
     keep_cache_s: int
     drop_cache: bool
     prompt_cache_key: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep_cache_s: _Optional[int] = ..., drop_cache: _Optional[bool] = ..., prompt_cache_key: _Optional[str] = ...) -> None: ...
+    resume_from: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep_cache_s: _Optional[int] = ..., drop_cache: _Optional[bool] = ..., prompt_cache_key: _Optional[str] = ..., resume_from: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -261,18 +263,20 @@ class Alternatives(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "started", "piece", "finished", "prompt_logprobs")
+    __slots__ = ("request_id", "bookmark", "started", "piece", "finished", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
+    bookmark: str
     started: Started
     piece: Piece
     finished: Finished
     prompt_logprobs: PromptLogprobs
-    def __init__(self, request_id: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., bookmark: _Optional[str] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("model", "prompt_tokens")

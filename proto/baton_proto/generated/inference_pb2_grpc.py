@@ -56,7 +56,9 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams Started, then Pieces in order per choice, then one Finished.
+        """Streams Started, then Pieces in order per choice, then one Finished. A stream that breaks off goes on, at whichever
+        router answers, for the same request with `resume_from`. It has broken off when UNAVAILABLE comes without
+        `x-request-id` in the trailing metadata, which all other errors of a router have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from router.api.http.errors import ErrorBody
+from router.api.resuming.progress import GoOn
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Call, Prompt
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -40,6 +41,11 @@ class Answer(Protocol):
     @property
     def of_prompts(self) -> PromptAnswer | None:
         """The part that shows the prompts; None: the request does not want them shown."""
+        ...
+
+    @property
+    def go_on(self) -> GoOn | None:
+        """Where the events of the dialect have numbers: told of the number when a client has the events before it."""
         ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:

@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
+from zlib import crc32
 
 import msgspec
 import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from router.api.dialects.dialect import Answer, Asked, Dialect, PromptAnswer
+from router.api.dialects.dialect import Answer, Asked, Dialect
 from router.api.dialects.json_body import read_soon
 from router.api.dialects.plain_request import admit, enter_tenant
 from router.api.http.body import received_body
@@ -20,6 +20,8 @@ from router.api.http.errors import describe, error_response
 from router.api.http.json_response import json_response
 from router.api.http.key_guard import CALLER
 from router.api.http.server_sent_events import EventStream
+from router.api.resuming.bookmark import Bookmark, Origin
+from router.api.resuming.progress import Progress
 from router.api.wishes.held_bytes import prompt_bytes
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.sampling_options import Options
@@ -28,16 +30,20 @@ from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.errors import InvalidRequestError
 from runtime.security.callers import ANYONE
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
 FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
+LAST_EVENT_HEADER = "Last-Event-ID"  # of the last event that the client has: the answer goes on behind it
+EVENT_STREAM = "text/event-stream"  # asked for by clients that read server-sent events by their standard
 
 Items = AsyncGenerator[Piece | Finished, None]
 
-_Read = tuple[Asked, Options, Sequence[Prompt], int]
-"""(what is asked, options, prompts, bytes of memory that the prompts of a long body take)"""
+_Read = tuple[Asked, Options, Sequence[Prompt], int, int]
+"""(what is asked, options, prompts, bytes of memory that the prompts of a long body take, checksum of the body of a
+stream)"""
 
 log = structlog.get_logger()
 
@@ -53,12 +59,14 @@ class GenerationEndpoint:
         http = Request(scope, receive)
         shown_id, work_id = make_request_id(None)
         try:
-            shown_id, work_id = make_request_id(http.headers.get(REQUEST_ID_HEADER))
+            last = _last_event(http)
+            wanted_id = http.headers.get(REQUEST_ID_HEADER) if last is None else last.origin.request_id
+            shown_id, work_id = make_request_id(wanted_id)
             admit(self._frontend, http)
             tenant = enter_tenant(http)
             with self._frontend.bodies.hold(tenant) as held:
                 data = await received_body(http, self._frontend.max_body_bytes, held)
-                answered = self._answer(http, send, data, held, shown_id, work_id, tenant)
+                answered = self._answer(http, send, data, held, shown_id, work_id, tenant, last)
                 del data  # it is decoded, and gone
                 await until_disconnect(receive, answered)
             self._frontend.answered("http", "200", None)
@@ -70,27 +78,41 @@ class GenerationEndpoint:
             await response(scope, receive, send)
 
     async def _answer(
-        self, http: Request, send: Send, data: bytes, held: Hold, shown_id: str, work_id: str, tenant: str
+        self,
+        http: Request,
+        send: Send,
+        data: bytes,
+        held: Hold,
+        shown_id: str,
+        work_id: str,
+        tenant: str,
+        last: Bookmark | None,
     ) -> None:
         timeout_s = seconds_of(TIMEOUT_HEADER, http.headers.get(TIMEOUT_HEADER))
-        asked, options, prompts, num_bytes = await self._read(data, tenant, timeout_s)
+        asked, options, prompts, num_bytes, checksum = await self._read(data, tenant, timeout_s)
         del data
         held.become(num_bytes)
         call = self._call(asked, work_id, timeout_s, tenant, http)
+        if last is not None:
+            if not asked.stream:
+                raise InvalidRequestError(LAST_EVENT_HEADER, "needs stream to be true")
+            call, options = last.asked_again(call, options, checksum)
         requests = await self._validate(call, options, prompts)
+        if last is not None:
+            requests = last.cut(requests)
+            log.info("stream goes on", request_id=work_id, behind_event=last.number)
         answer = self._dialect.answer(asked, options, shown_id, requests)
         streamed = asked.stream
         del asked, prompts  # from here on their tokens are enough
         held.become(0)
         items = generate_all(self._frontend.generator, requests)
         if streamed:
-            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, self._dialect.named_events)
-            if answer.of_prompts is not None:
-                items = _prompts_first(items, partial(_send_prompt, events, answer.of_prompts))
-            await _send_events(events, items, answer, shown_id)
+            origin = Origin.of(shown_id, call.draw, checksum, requests) if last is None else last.origin
+            named = self._dialect.named_events
+            progress = Progress(origin, last, answer.go_on, named or last is not None or _reads_events(http))
+            events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, named)
+            await _send_events(events, items, answer, progress, shown_id)
         else:
-            if answer.of_prompts is not None:
-                items = _prompts_first(items, partial(_add_prompt, answer.of_prompts))
             whole = await _collect(items, answer)
             await json_response(whole, headers={REQUEST_ID_HEADER: shown_id})(http.scope, http.receive, send)
 
@@ -100,7 +122,8 @@ class GenerationEndpoint:
 
     def _weighed(self, data: bytes, tenant: str) -> _Read:
         asked, options, prompts = self._dialect.read(data, tenant)
-        return asked, options, prompts, 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
+        num_bytes = 0 if len(data) <= FREE_BYTES else sum(map(prompt_bytes, prompts))
+        return asked, options, prompts, num_bytes, crc32(data) if asked.stream else 0
 
     def _call(self, asked: Asked, work_id: str, timeout_s: float | None, tenant: str, http: Request) -> Call:
         """What is asked, with what the request's connection and headers say."""
@@ -128,24 +151,15 @@ class GenerationEndpoint:
         return requests
 
 
-async def _prompts_first(items: Items, show: Callable[[Piece], Awaitable[None]]) -> Items:
-    async with aclosing(items):
-        async for item in items:
-            if not isinstance(item, Finished):
-                await show(item)
-            yield item
+def _last_event(http: Request) -> Bookmark | None:
+    """Raises InvalidRequestError."""
+    text = http.headers.get(LAST_EVENT_HEADER)
+    return Bookmark.read(text, LAST_EVENT_HEADER) if text else None
 
 
-async def _send_prompt(events: EventStream, answer: PromptAnswer, piece: Piece) -> None:
-    for chunk in answer.prompt_chunks(piece):
-        events.add(chunk)
-        await events.flush()
-        await asyncio.sleep(0)
-
-
-async def _add_prompt(answer: PromptAnswer, piece: Piece) -> None:
-    for _ in answer.add_prompt(piece):
-        await asyncio.sleep(0)
+def _reads_events(http: Request) -> bool:
+    """Whether the client expects more of an event than `data:`. Some read nothing else, vLLM's benchmark among them."""
+    return EVENT_STREAM in http.headers.get("accept", "")
 
 
 async def _collect(items: Items, answer: Answer) -> object:
@@ -153,11 +167,14 @@ async def _collect(items: Items, answer: Answer) -> object:
         async for item in items:
             if isinstance(item, Finished):
                 return answer.whole(item)
+            if answer.of_prompts is not None:
+                for _ in answer.of_prompts.add_prompt(item):
+                    await asyncio.sleep(0)
             answer.add(item)
     raise AssertionError("a stream without an end")
 
 
-async def _send_events(events: EventStream, items: Items, answer: Answer, request_id: str) -> None:
+async def _send_events(events: EventStream, items: Items, answer: Answer, progress: Progress, request_id: str) -> None:
     """An error before the first event is raised; a later one becomes the last event, without `[DONE]`.
 
     The last event of a choice is written together with the next event, which is the end of the stream as a rule.
@@ -165,10 +182,19 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, reques
     try:
         async with aclosing(items):
             async for item in items:
-                for chunk in answer.ending(item) if isinstance(item, Finished) else answer.chunks(item):
-                    events.add(chunk)
-                if isinstance(item, Piece) and item.finish_reason is None:
-                    await events.flush()
+                if isinstance(item, Finished):
+                    for chunk in answer.ending(item):
+                        events.add(chunk, progress.next_of_ending())
+                elif (piece := progress.take(item)) is not None:
+                    if answer.of_prompts is not None:
+                        for chunk in answer.of_prompts.prompt_chunks(piece):
+                            events.add(chunk, progress.next_bookmark())
+                            await events.flush()
+                            await asyncio.sleep(0)
+                    for chunk in answer.chunks(piece):
+                        events.add(chunk, progress.next_bookmark())
+                    if piece.finish_reason is None:
+                        await events.flush()
         events.add_done()
     except Exception as error:
         if not events.begun:

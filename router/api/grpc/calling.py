@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -70,9 +70,11 @@ class Calls:
         except Exception as error:
             if isinstance(error, TimeoutError):
                 spare(log.warning, "client does not read its answer", request_id=outcome.work_id)
-                outcome.status = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
+                status = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
             else:
-                outcome.status = status_of(error, outcome.shown_id)
+                status = status_of(error, outcome.shown_id)
+            told = (*status.trailing_metadata, (REQUEST_ID_METADATA, outcome.shown_id))
+            outcome.status = replace(status, trailing_metadata=told)
             self._frontend.answered("grpc", outcome.status.code.name, error)
         else:
             self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)

@@ -2,7 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import Final, TypeVar
+from zlib import crc32
+
+import structlog
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import Context
@@ -16,11 +21,19 @@ from router.api.grpc.messages import (
     prompt_messages,
     prompt_of,
 )
+from router.api.resuming.bookmark import Bookmark, Origin
+from router.api.resuming.progress import Progress
 from router.api.wishes.cache_hints import cache_hint, openai_keeps_s
 from router.api.wishes.prompt_logprobs import check_call
-from router.api.wishes.validation import IN_PLACE_BYTES, Prompt, validate
+from router.api.wishes.validation import IN_PLACE_BYTES, validate
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
+
+RESUME_FROM: Final = "resume_from"
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -41,7 +54,9 @@ class InferenceService(pb_grpc.InferenceServicer):
 
     async def _generate(self, request: pb.GenerateRequest, context: Context) -> Status | None:
         with self._calls.outcome() as outcome:
-            outcome.name(request.request_id, context)
+            resume_from = request.resume_from
+            last = Bookmark.read(resume_from, RESUME_FROM) if resume_from else None
+            outcome.name(request.request_id if last is None else last.origin.request_id, context)
             shown_id = outcome.shown_id
             keeps_s = openai_keeps_s(None, request.prompt_cache_key)
             call = self._calls.admit(
@@ -54,41 +69,54 @@ class InferenceService(pb_grpc.InferenceServicer):
                 hint=cache_hint(request.keep_cache_s, request.drop_cache, *keeps_s),
                 timeout_s=context.time_remaining(),
             )
-            prompt, options = await self._prompt(request, context), options_of(request.sampling)
+            request.ClearField(RESUME_FROM)
+            is_long = request.ByteSize() > IN_PLACE_BYTES
+            checksum = await self._aside(_checksum, request, context) if is_long else _checksum(request)
+            aside = is_long and request.WhichOneof("input") == "chat"
+            prompt = await self._aside(prompt_of, request, context) if aside else prompt_of(request)
+            options = options_of(request.sampling)
             del request
+            if last is not None:
+                call, options = last.asked_again(call, options, checksum)
             wanted = await validate(self._frontend, call, prompt, options)
             del prompt
             check_call("prompt_logprobs", [wanted])
+            if last is not None:
+                (wanted,) = last.cut([wanted])
+                log.info("stream goes on", request_id=outcome.work_id, behind_event=last.number)
+            origin = Origin.of(shown_id, call.draw, checksum, [wanted]) if last is None else last.origin
+            progress = Progress(origin, last)
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
             started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
-            await context.write(pb.GenerateResponse(request_id=shown_id, started=started))
+            bookmark = resume_from or progress.last_bookmark()
+            await context.write(pb.GenerateResponse(request_id=shown_id, bookmark=bookmark, started=started))
             # The generator ends by itself at the deadline, except while it waits for a client that does not read.
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
-                await self._stream(wanted, shown_id, context)
+                await self._stream(wanted, progress, shown_id, context)
         return outcome.status
 
-    async def _prompt(self, request: pb.GenerateRequest, context: Context) -> Prompt:
-        """Raises InvalidRequestError, and what the side lane raises."""
-        if request.ByteSize() <= IN_PLACE_BYTES or request.WhichOneof("input") != "chat":
-            return prompt_of(request)
+    async def _aside(self, work: Callable[[pb.GenerateRequest], T], request: pb.GenerateRequest, context: Context) -> T:
+        """Raises what the work and the side lane raise."""
         left_s = context.time_remaining()
         deadline_s = None if left_s is None else time.monotonic() + left_s
-        return await self._frontend.lane.run(deadline_s, prompt_of, request)
+        return await self._frontend.lane.run(deadline_s, work, request)
 
-    async def _stream(self, wanted: GenerateRequest, shown_id: str, context: Context) -> None:
-        reasoning_tokens = 0
+    async def _stream(self, wanted: GenerateRequest, progress: Progress, shown_id: str, context: Context) -> None:
+        reasoning_tokens, tokenizer = 0, self._frontend.tokenizer
         async with aclosing(self._frontend.generator.generate(wanted)) as pieces:
             async for item in pieces:
                 if isinstance(item, Finished):
                     finished = finished_message(item, reasoning_tokens)
-                    event = pb.GenerateResponse(request_id=shown_id, finished=finished)
-                else:
-                    reasoning_tokens += item.reasoning_tokens
-                    for part in prompt_messages(item, wanted.prompt, self._frontend.tokenizer):
-                        await context.write(pb.GenerateResponse(request_id=shown_id, prompt_logprobs=part))
+                    await context.write(pb.GenerateResponse(request_id=shown_id, finished=finished))
+                elif (piece := progress.take(item)) is not None:
+                    reasoning_tokens += piece.reasoning_tokens
+                    for part in prompt_messages(piece, wanted.prompt, tokenizer):
+                        if (bookmark := progress.next_bookmark()) is not None:
+                            event = pb.GenerateResponse(request_id=shown_id, bookmark=bookmark, prompt_logprobs=part)
+                            await context.write(event)
                         await asyncio.sleep(0)
-                    event = piece_response(shown_id, item, self._frontend.tokenizer)
-                await context.write(event)
+                    if (bookmark := progress.next_bookmark()) is not None:
+                        await context.write(piece_response(shown_id, bookmark, piece, tokenizer))
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context
@@ -96,3 +124,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         limits = self._frontend.generator.limits()
         model = pb.Model(id=self._frontend.model, max_model_len=limits.longest, created_s=self._frontend.created_s)
         return pb.ListModelsResponse(models=[model])
+
+
+def _checksum(request: pb.GenerateRequest) -> int:
+    return crc32(request.SerializeToString(deterministic=True))

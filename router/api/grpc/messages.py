@@ -151,9 +151,9 @@ def grammar_of(message: pb.Grammar) -> Grammar:
             return Grammar(kind, getattr(message, kind))
 
 
-def piece_response(request_id: str, piece: Piece, tokenizer: Tokenizer) -> pb.GenerateResponse:
+def piece_response(request_id: str, bookmark: str, piece: Piece, tokenizer: Tokenizer) -> pb.GenerateResponse:
     """Fills the message in place: made of parts, which are copied, it takes four times as long."""
-    response = pb.GenerateResponse(request_id=request_id)
+    response = pb.GenerateResponse(request_id=request_id, bookmark=bookmark)
     message = response.piece
     message.SetInParent()
     message.index = piece.index

@@ -29,7 +29,12 @@ class EventStream:
         self._pending = bytearray()
         self.begun = False
 
-    def add(self, body: Any) -> None:
+    def add(self, body: Any, bookmark: str | None = "") -> None:
+        """`bookmark` None: the client has the event already; empty: the event has none."""
+        if bookmark is None:
+            return
+        if bookmark:
+            self._pending += b"id: %b\n" % bookmark.encode()
         if self._named:
             self._pending += b"event: %b\n" % body.type.encode()
         self._pending += b"data: %b\n\n" % encode_json(body)

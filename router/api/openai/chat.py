@@ -101,6 +101,8 @@ class ChatChunk(Struct, frozen=True):
 
 
 class ChatAnswer:
+    go_on = None
+
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._tokenizer = tokenizer

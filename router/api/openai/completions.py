@@ -37,6 +37,8 @@ class Completion(Struct, frozen=True):
 
 
 class CompletionAnswer:
+    go_on = None
+
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._wanted = wanted

@@ -43,6 +43,7 @@ class ResponseAnswer:
         self._tokenizer = tokenizer
         self._keep = keep
         self._called_as = called_as
+        self._begun = False
         self._number = 0  # of the next event
         self._num_cut = 0  # calls that a stream has begun and that are no part of the response
         self._item: OutputItem | None = None  # that is being written, the last of the output
@@ -53,8 +54,13 @@ class ResponseAnswer:
 
     # --- what the endpoint calls ----------------------------------------------------------------------------------
 
+    def go_on(self, number: int) -> None:
+        self._number = number
+        self._logprobs = []  # the client has them
+
     def chunks(self, piece: Piece) -> Iterator[Struct]:
-        if not self._number:
+        if not self._begun:
+            self._begun = True
             yield ResponseEvent("response.created", self._next(), self._response)
             yield ResponseEvent("response.in_progress", self._next(), self._response)
         self._logprobs += token_logprobs(self._tokenizer, piece)

@@ -105,9 +105,9 @@ class ResponsesDialect:
         )
         if form.kept is None:
             return ResponseAnswer(response, self._frontend.tokenizer, None, form.called_as)
-        self._store.begin(response.id, tenant, form.kept)
+        begun = self._store.begin(response.id, tenant, form.kept)
         answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep, form.called_as)
-        finalize(answer, self._store.forget_unanswered, response.id).atexit = False  # it may fail
+        finalize(answer, self._store.forget_unanswered, response.id, begun).atexit = False  # it may fail
         return answer
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:

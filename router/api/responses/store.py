@@ -63,12 +63,16 @@ class ResponseStore:
             stored = self._by_id.get(response_id)
         return stored if stored is not None and stored.tenant == tenant and stored.body else None
 
-    def begin(self, response_id: str, tenant: str, asked: Conversation) -> None:
-        """The response is being answered. One that is larger than the limit is not kept. For others to have room, the
-        tenant that has most here loses its oldest."""
+    def begin(self, response_id: str, tenant: str, asked: Conversation) -> Stored:
+        """The response is being answered, perhaps again, for a client that goes on from an event. One that is larger
+        than the limit is not kept. For others to have room, the tenant that has most here loses its oldest."""
         with self._lock:
             self._expire()
-            self._put(response_id, Stored(tenant, asked, b"", self._clock() + self.ttl_s))
+            if response_id in self._by_id:
+                self._drop(response_id)
+            begun = Stored(tenant, asked, b"", self._clock() + self.ttl_s)
+            self._put(response_id, begun)
+            return begun
 
     def finish(self, response_id: str, said: Conversation, body: bytes) -> None:
         """The response is complete. Nothing is kept of one that has lost its place."""
@@ -80,10 +84,10 @@ class ResponseStore:
                 expires_s = self._clock() + self.ttl_s
                 self._put(response_id, replace(stored, conversation=whole, body=body, expires_s=expires_s))
 
-    def forget_unanswered(self, response_id: str) -> None:
-        """Nobody answers the response any more."""
+    def forget_unanswered(self, response_id: str, begun: Stored) -> None:
+        """Nobody goes on with what has `begun`."""
         with self._lock:
-            if (stored := self._by_id.get(response_id)) is not None and not stored.body:
+            if self._by_id.get(response_id) is begun:
                 self._drop(response_id)
 
     def delete(self, response_id: str, tenant: str) -> bool:

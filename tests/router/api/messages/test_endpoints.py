@@ -94,9 +94,9 @@ async def test_a_streamed_message_tells_its_blocks_in_order_and_adds_up_to_the_w
     assert said(final) == said(whole)
     assert (final.usage, final.stop_reason) == (whole.usage, whole.stop_reason)
     answer = await http.post("/v1/messages", json=ASKED | {"tools": [FIND], "stream": True})
-    events = [line.split("\ndata: ") for line in answer.text.removesuffix("\n\n").split("\n\n")]
-    assert all(json.loads(data)["type"] == name.removeprefix("event: ") for name, data in events)
-    names = "".join(name.removeprefix("event: ") + " " for name, _ in events)
+    events = [dict(line.split(": ", 1) for line in event.split("\n")) for event in answer.text.split("\n\n")[:-1]]
+    assert all(json.loads(event["data"])["type"] == event["event"] for event in events)
+    names = "".join(event["event"] + " " for event in events)
     assert re.fullmatch(f"message_start ping {BLOCKS}message_delta message_stop ", names)
 
 

@@ -65,13 +65,24 @@ def test_what_is_being_answered_counts_and_is_shown_to_nobody() -> None:
 
 def test_an_answer_that_fails_or_has_lost_its_place_leaves_nothing() -> None:
     store = ResponseStore(4 * LEAST_BYTES, 10.0)
-    store.begin("1", "a", CONVERSATION)
-    store.forget_unanswered("1")
+    begun = store.begin("1", "a", CONVERSATION)
+    store.forget_unanswered("1", begun)
     store.finish("1", CONVERSATION, b"body")
     assert (store.num_bytes, held(store, "1")) == (0, [False])
-    put(store, "2")
-    store.forget_unanswered("2")
+    begun = store.begin("2", "a", CONVERSATION)
+    store.finish("2", CONVERSATION, b"body")
+    store.forget_unanswered("2", begun)
     assert held(store, "2") == [True]
+
+
+def test_a_response_that_is_answered_again_is_held_once_and_its_first_answer_forgets_nothing() -> None:
+    store = ResponseStore(4 * LEAST_BYTES, 10.0)
+    begun = store.begin("1", "a", CONVERSATION)
+    store.begin("1", "a", CONVERSATION)
+    store.forget_unanswered("1", begun)
+    assert store.num_bytes == LEAST_BYTES
+    store.finish("1", CONVERSATION, b"body")
+    assert held(store, "1") == [True]
 
 
 def test_a_response_is_its_tenants_alone() -> None:

@@ -1,0 +1,47 @@
+"""A stream that outlives the router that began it: the answer goes on at whichever router answers next."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+import grpc
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Client
+
+PATIENCE_S: Final = 30.0  # for the next piece, when a stream has broken off
+PAUSE_S: Final = 0.1  # between two attempts
+FINAL: Final = "x-request-id"  # in the trailing metadata of errors that another router would tell, too
+BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+async def lasting(
+    router: Client, request: pb.GenerateRequest, timeout_s: float | None = None
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """Yields what `router.stream` does, and goes on when it breaks off. `request.resume_from` follows. Closing the
+    iterator cancels the request."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    patient_until_s = 0.0
+    while True:
+        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        try:
+            async with aclosing(router.stream(request, left_s)) as responses:
+                async for response in responses:
+                    request.resume_from = response.bookmark or request.resume_from
+                    if response.HasField("piece"):
+                        patient_until_s = 0.0
+                    yield response
+            return
+        except grpc.aio.AioRpcError as error:
+            now_s = time.monotonic()
+            patient_until_s = patient_until_s or now_s + PATIENCE_S
+            if not request.resume_from or not _broke_off(error) or now_s > patient_until_s:
+                raise
+        await asyncio.sleep(PAUSE_S)
+
+
+def _broke_off(error: grpc.aio.AioRpcError) -> bool:
+    told = error.trailing_metadata() or ()
+    return error.code() in BROKEN and all(name != FINAL for name, _ in told)

@@ -1,0 +1,1 @@
+"""Streams that outlive their router: bookmarks of events, and the rest of an answer behind a bookmark."""
