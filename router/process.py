@@ -386,6 +386,7 @@ async def _drain(generator: Generator, http_server: HttpServer, config: ServingC
     remaining = await generator.drain(config.workers.drain_timeout_s)
     if remaining:
         log.warning("drain timeout: requests cut off", remaining=remaining)
+        generator.cut_off()
 
 
 def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:

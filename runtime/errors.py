@@ -149,6 +149,10 @@ class UnavailableError(BatonError):
         super().__init__(reason)
 
 
+class RouterLeavesError(UnavailableError):
+    """The router ends before the answer, which the next router goes on with."""
+
+
 class DeadlineError(BatonError):
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what

@@ -18,7 +18,9 @@ from router.requests.shared_prompt import SharedPrompt
 from router.requests.spread import Spread
 from router.text.tokenizer import Tokenizer
 from router.workers.pool import largest
-from runtime.errors import UnavailableError
+from runtime.errors import RouterLeavesError, UnavailableError
+
+CUT_OFF = "the router ends: the next one goes on with the answer, behind the last event that came"
 
 
 @contextmanager
@@ -54,7 +56,8 @@ class Generator:
         key = "" if request.account is None else request.account.key
         with RequestTally(self._parts.metrics, request.request_id, len(request.prompt), key) as tally:
             if self._draining:
-                raise UnavailableError("the router is draining and takes no new requests")
+                kind = RouterLeavesError if request.cuts else UnavailableError  # an answer goes on at the next router
+                raise kind("the router is draining and takes no new requests")
             admitted = self._parts.queue.admit(request.priority, request.tenant, request.deadline_s)
             with admitted as ticket, _charged(request.account, tally):
                 prompt, parts = SharedPrompt(request, self._spread), self._parts
@@ -91,3 +94,7 @@ class Generator:
         """Refuses new requests from now on; returns how many are still in flight when the time is up."""
         self._leaving = self._draining = True
         return await self._parts.queue.wait_empty(timeout_s)
+
+    def cut_off(self) -> None:
+        """Ends the answers that are being written, with an error that says so."""
+        self._parts.pool.give_up(RouterLeavesError(CUT_OFF))

@@ -78,6 +78,10 @@ class WorkerLink:
         if self._stream is not None:
             self._stream.send(Cancel(request_id))
 
+    def give_up(self, error: Exception) -> None:
+        for inbox in self._inboxes.values():
+            inbox.fail(error)
+
     @property
     def connected(self) -> bool:
         return self._stream is not None

@@ -120,6 +120,11 @@ class WorkerPool:
         if worker is not None and worker.key[1] == report.incarnation:
             self._on_load(worker.key, report.load)
 
+    def give_up(self, error: Exception) -> None:
+        """Fails the requests on all links."""
+        for worker in self.workers.values():
+            worker.link.give_up(error)
+
     async def close(self) -> None:
         for worker in list(self.workers.values()):
             self._remove(worker, "the router is closing")

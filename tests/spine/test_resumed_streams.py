@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -178,3 +179,27 @@ async def test_streams_whose_router_is_killed_go_on_at_the_next_one_and_every_to
         assert len(heard(cut).token_ids) == TOKENS
         assert (await client).choices == twice.choices
         assert await command == greedily.text + "\n"
+
+
+async def test_streams_that_a_router_cuts_off_at_its_end_say_so_and_go_on_at_the_next_one(folder: Path) -> None:
+    async with running_service(folder, 0, 1, workers={"drain_timeout_s": 0.1}) as service:
+        seeded = {"max_tokens": TOKENS, "ignore_eos": True, "seed": 5}
+        completion, begun = COMPLETION | {"seed": 5}, asyncio.Event()
+        whole = await by_client(service, asyncio.Event(), **seeded)
+        stream = Stream(service, "/v1/completions", completion)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stream.read())
+            client = group.create_task(by_client(service, begun, **seeded))
+            await begun.wait()
+            await stream.begun.wait()
+            service.kill(ROUTER_ID, signal.SIGTERM)
+            assert (await service.supervisor.wait()).name == ROUTER_ID
+            await service.supervisor.start_again(ROUTER_ID)
+            service.note_pids()
+        assert (await client).choices == whole.choices
+        assert not stream.broke_off
+        error = stream.events.pop()
+        assert list(error) == ["data"]
+        assert "the next one goes on with the answer" in json.loads(error["data"])["error"]["message"]
+        await stream.read(stream.events[-1]["id"])
+        assert stream.said() == (whole.text, whole.token_ids, "length")

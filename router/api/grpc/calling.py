@@ -13,6 +13,7 @@ import structlog
 from router.api.grpc.errors import Status, spare, status_of
 from router.api.wishes.validation import Call, make_request_id, seconds_of, tenant_of
 from router.requests.frontend import Frontend
+from runtime.errors import RouterLeavesError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller
 from runtime.security.grpc_bearer import HEADER
@@ -73,8 +74,10 @@ class Calls:
                 status = Status(grpc.StatusCode.DEADLINE_EXCEEDED, "the answer was not read in time")
             else:
                 status = status_of(error, outcome.shown_id)
-            told = (*status.trailing_metadata, (REQUEST_ID_METADATA, outcome.shown_id))
-            outcome.status = replace(status, trailing_metadata=told)
+            if not isinstance(error, RouterLeavesError):
+                told = (*status.trailing_metadata, (REQUEST_ID_METADATA, outcome.shown_id))
+                status = replace(status, trailing_metadata=told)
+            outcome.status = status
             self._frontend.answered("grpc", outcome.status.code.name, error)
         else:
             self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)

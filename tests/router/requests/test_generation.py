@@ -24,6 +24,7 @@ from runtime.errors import (
     DeadlineError,
     InvalidRequestError,
     ProtocolError,
+    RouterLeavesError,
     UnavailableError,
 )
 from runtime.security.callers import ANYONE
@@ -316,6 +317,16 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Tok
         assert await draining == 0
         assert (await running).tokens == {0: greedy(PROMPT, 5)}
         assert router.generator.not_ready() == "the router is draining"
+
+
+async def test_an_answer_that_is_cut_off_ends_with_what_to_do_and_holds_nothing(tokenizer: Tokenizer) -> None:
+    async with routing(tokenizer, ScriptedWorker("d0", script=then_hang(3))) as router:
+        async with aclosing(stream(router, request(5))) as pieces:
+            await anext(pieces)
+            router.generator.cut_off()
+            with fails_with(RouterLeavesError, "the next one goes on with the answer"):
+                await collect(pieces)
+        router.check_idle()
 
 
 async def test_requests_with_a_new_prefix_follow_the_first_one_and_stop_when_it_is_cancelled(
