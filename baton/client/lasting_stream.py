@@ -24,6 +24,7 @@ async def lasting(
     iterator cancels the request."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     patient_until_s = 0.0
+    so_far = [pb.TokenIds() for _ in range(request.sampling.n or 1)]
     while True:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         try:
@@ -32,6 +33,7 @@ async def lasting(
                     request.resume_from = response.bookmark or request.resume_from
                     if response.HasField("piece"):
                         patient_until_s = 0.0
+                        so_far[response.piece.index].ids.extend(response.piece.token_ids)
                     yield response
             return
         except grpc.aio.AioRpcError as error:
@@ -40,6 +42,8 @@ async def lasting(
             if not request.resume_from or not _broke_off(error) or now_s > patient_until_s:
                 raise
         await asyncio.sleep(PAUSE_S)
+        del request.tokens_so_far[:]
+        request.tokens_so_far.extend(so_far)
 
 
 def _broke_off(error: grpc.aio.AioRpcError) -> bool:

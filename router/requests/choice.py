@@ -104,6 +104,10 @@ class Choice:
         One generator serves all attempts, because passing a piece through another one costs as much as making it.
         """
         try:
+            for begun in self._begun():
+                yield begun
+                if begun.finish_reason is not None:
+                    return
             await self._prompt.turn(self._tally.index)
             while True:
                 self._tally.attempt()
@@ -142,6 +146,16 @@ class Choice:
         finally:
             self._tally.ended()
             self._prompt_done()
+
+    def _begun(self) -> Iterator[Piece]:
+        """The pieces of what the client has. Only tokens that no answer has can bring its end."""
+        begun = self._request.begun[self._tally.index] if self._request.begun else ()
+        for cut in self._cuts if begun else ():
+            while news := list(begun[len(self.output) : cut]):
+                piece = self._answer.take(news, [], None, None)
+                self.output += piece.token_ids
+                self._tokens_due += len(piece.token_ids)
+                yield piece
 
     def _note_loss(self, lost: WorkerLostError) -> None:
         """Raises UnavailableError when that was the last attempt."""
@@ -329,7 +343,7 @@ class Choice:
         if token_ids:
             self._tally.output(assignment, len(token_ids))
             assignment.prefill_done()
-            assignment.charge.grow(len(self._request.prompt) + self._tally.output_tokens)
+            assignment.charge.grow(len(self._request.prompt) + len(self.output) + len(token_ids))
         self.output += token_ids
         if self._owes_logprobs:
             piece = self._with_prompt_logprobs(piece, prompt_logprobs, assignment)

@@ -72,7 +72,8 @@ class Generator:
                     async with aclosing(merge([choice.stream() for choice in choices])) as merged:
                         async for _, piece in merged:
                             yield piece
-        yield Finished(tally.prompt_tokens, tally.output_tokens, tally.cached_tokens, tally.choices)
+        num_output_tokens = sum(len(choice.output) for choice in choices)
+        yield Finished(tally.prompt_tokens, num_output_tokens, tally.cached_tokens, tally.choices)
 
     def limits(self) -> Limits:
         """Limits that validation needs before a request is made."""

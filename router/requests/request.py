@@ -39,6 +39,7 @@ class GenerateRequest(Struct, frozen=True):
     includes_stop: bool = False  # the stop string or stop token that ends a choice belongs to its text
     spells_special: bool = False  # special tokens belong to the text
     draw: Draw = field(default_factory=Draw.fresh)
+    begun: Sequence[Sequence[int]] = ()  # of each choice: the first tokens of its output, which the client has
     cuts: Sequence[Sequence[int]] = ()  # of each choice: after so many tokens a piece ends, in order; none: none does
 
 

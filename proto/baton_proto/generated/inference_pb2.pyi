@@ -94,7 +94,7 @@ BARRED_REASON_NO_ROOM: BarredReason
 BARRED_REASON_PREFILL_FULL: BarredReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache", "prompt_cache_key", "resume_from")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "priority", "cache_salt", "keep_cache_s", "drop_cache", "prompt_cache_key", "resume_from", "tokens_so_far")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class GenerateRequest(_message.Message):
     DROP_CACHE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SO_FAR_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatMessages
@@ -119,7 +120,8 @@ class GenerateRequest(_message.Message):
     drop_cache: bool
     prompt_cache_key: str
     resume_from: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep_cache_s: _Optional[int] = ..., drop_cache: _Optional[bool] = ..., prompt_cache_key: _Optional[str] = ..., resume_from: _Optional[str] = ...) -> None: ...
+    tokens_so_far: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep_cache_s: _Optional[int] = ..., drop_cache: _Optional[bool] = ..., prompt_cache_key: _Optional[str] = ..., resume_from: _Optional[str] = ..., tokens_so_far: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

@@ -30,6 +30,7 @@ from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest
 
 RESUME_FROM: Final = "resume_from"
+TOKENS_SO_FAR: Final = "tokens_so_far"
 
 log = structlog.get_logger()
 
@@ -69,7 +70,9 @@ class InferenceService(pb_grpc.InferenceServicer):
                 hint=cache_hint(request.keep_cache_s, request.drop_cache, *keeps_s),
                 timeout_s=context.time_remaining(),
             )
+            so_far = [tokens.ids for tokens in request.tokens_so_far]
             request.ClearField(RESUME_FROM)
+            request.ClearField(TOKENS_SO_FAR)
             is_long = request.ByteSize() > IN_PLACE_BYTES
             checksum = await self._aside(_checksum, request, context) if is_long else _checksum(request)
             aside = is_long and request.WhichOneof("input") == "chat"
@@ -83,6 +86,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             check_call("prompt_logprobs", [wanted])
             if last is not None:
                 (wanted,) = last.cut([wanted])
+                if so_far:
+                    wanted = last.begin(wanted, so_far, TOKENS_SO_FAR, self._frontend.tokenizer.vocab_size)
                 log.info("stream goes on", request_id=outcome.work_id, behind_event=last.number)
             origin = Origin.of(shown_id, call.draw, checksum, [wanted]) if last is None else last.origin
             progress = Progress(origin, last)

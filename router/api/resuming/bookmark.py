@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from router.api.wishes.sampling_options import Options
+from baton_proto.sampling import SamplingParams
+from router.api.wishes.sampling_options import Options, check_in_vocabulary
 from router.api.wishes.validation import Call
 from router.requests.draw import DICE_BYTES, Draw
 from router.requests.request import GenerateRequest
@@ -110,6 +111,26 @@ class Bookmark(Struct, frozen=True):
         return [
             msgspec.structs.replace(request, cuts=[_cuts(next(told)) for _ in request.sampling]) for request in requests
         ]
+
+    def begin(
+        self, request: GenerateRequest, given: Sequence[Sequence[int]], field: str, vocab_size: int
+    ) -> GenerateRequest:
+        """The request with the tokens that the client has of each choice, where an answer can go on from them alone.
+        Raises InvalidRequestError when they are others than those that were told."""
+        if len(given) != len(self.told):
+            raise InvalidRequestError(field, f"has {len(given)} entries; the answer has {len(self.told)} choices")
+        for i, (tokens, told) in enumerate(zip(given, self.told, strict=True)):
+            check_in_vocabulary(f"{field}[{i}]", tokens, vocab_size)
+            if len(tokens) != told.tokens or read_on(NOTHING_READ, tokens) != told.check:
+                raise InvalidRequestError(f"{field}[{i}]", "are not the tokens that were told up to there")
+        begun = [_goes_on(*each) for each in zip(given, self.told, request.sampling, strict=True)]
+        return msgspec.structs.replace(request, begun=begun)
+
+
+def _goes_on(given: Sequence[int], told: Told, sampling: SamplingParams) -> Sequence[int]:
+    """The tokens that need not be computed again."""
+    needs_more = (sampling.grammar, sampling.logprobs, sampling.prompt_logprobs) != (None, None, None)
+    return () if needs_more or told.ended or told.tokens >= sampling.max_tokens else given
 
 
 def read_on(check: int, token_ids: Sequence[int]) -> int:

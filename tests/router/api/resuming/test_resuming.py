@@ -207,20 +207,52 @@ async def test_a_stream_goes_on_behind_each_of_its_events(served: Served, asked:
             assert numbers == list(range(at + 1, at + 1 + len(rest)))
 
 
-async def test_over_grpc_a_stream_goes_on_behind_each_of_its_messages(served: Served) -> None:
-    sampling = pb.SamplingOptions(n=2, stop=["STOP"], logprobs=1)
+@pytest.mark.parametrize("logprobs", [1, None])
+async def test_over_grpc_a_stream_goes_on_behind_each_of_its_messages(served: Served, logprobs: int | None) -> None:
+    """From its start, or from the tokens that the client has, which are not asked of a worker again."""
+    sampling = pb.SamplingOptions(n=2, stop=["STOP"], logprobs=logprobs)
     tool = pb.Tool(name="find", parameters=json.dumps(FIND["parameters"]))
-    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="a")], tools=[tool])
+    messages = [pb.ChatMessage(role="user", content="a")]
+    chat = pb.ChatMessages(messages=messages, tools=[tool], thinking_token_budget=3)
     request = pb.GenerateRequest(chat=chat, sampling=sampling)
     served.say(*TEXTS[:2])
     whole = [message async for message in served.grpc.stream(request)]
     assert [message.bookmark == "" for message in whole] == [message.HasField("finished") for message in whole]
+    begun = 0
     for at, message in enumerate(whole[:-1]):
-        served.say(*TEXTS[:2], seed=at)
         request.resume_from = message.bookmark
-        began, *rest = [message async for message in served.grpc.stream(request)]
-        assert (began.started, began.bookmark) == (whole[0].started, message.bookmark)
-        assert spoken(whole[: at + 1] + rest) == spoken(whole)
+        so_far = [pb.TokenIds(ids=choice.token_ids) for choice in (*spoken(whole[: at + 1])[0], *[Choice()] * 2)[:2]]
+        for tokens in ([], so_far):
+            served.say(*TEXTS[:2], seed=at)
+            served.worker.submits.clear()
+            del request.tokens_so_far[:]
+            request.tokens_so_far.extend(tokens)
+            began, *rest = [message async for message in served.grpc.stream(request)]
+            assert (began.started, began.bookmark) == (whole[0].started, message.bookmark)
+            assert spoken(whole[: at + 1] + rest) == spoken(whole)
+            firsts = [submit for submit in served.worker.submits if submit.request_id.endswith(".1")]
+            begun += sum(len(tokens_of(submit)) - submit.num_prompt_tokens for submit in firsts)
+    assert (begun > 100) == (logprobs is None)
+
+
+async def test_tokens_so_far_are_those_of_the_bookmark(served: Served) -> None:
+    request = pb.GenerateRequest(text="a", sampling=pb.SamplingOptions(max_tokens=50))
+    served.say("Hello there.")
+    whole = [message async for message in served.grpc.stream(request)]
+    request.resume_from = whole[-3].bookmark
+    tokens = spoken(whole[:-2])[0][0].token_ids
+    wrong = r"tokens_so_far\[0\]: are not the tokens that were told"
+    refusals = [
+        (wrong, [tokens[:-1]]),
+        (wrong, [[*tokens[:-1], tokens[-1] ^ 1]]),
+        (r"tokens_so_far: has 2 entries; the answer has 1", [tokens, tokens]),
+        (r"tokens_so_far\[0\]: token id 70000 is not in the vocabulary", [[*tokens[:-1], 70000]]),
+    ]
+    for problem, given in refusals:
+        del request.tokens_so_far[:]
+        request.tokens_so_far.extend(pb.TokenIds(ids=ids) for ids in given)
+        with pytest.raises(grpc.aio.AioRpcError, match=problem):
+            await served.grpc.generate(request)
 
 
 def spoken(messages: Sequence[pb.GenerateResponse]) -> tuple[list[Choice], Usage]:
