@@ -85,7 +85,7 @@ def load_model(
     if attention == "torch":
         slab = Slab(slab_layout(files, config, collective), driver)
         runner = build_runner(files, config, slab.tensor, weights, collective)
-        return LoadedModel(runner, slab, ModelMemory(weights, slab, prepare=config.prepare_sleep), collective)
+        return LoadedModel(runner, slab, ModelMemory(weights, slab), collective)
     from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
     gpu = build_on_gpu(
@@ -104,5 +104,5 @@ def load_model(
         flash=attention == "flash",
         collective=collective,
     )
-    memory = ModelMemory(weights, gpu.slab, prepare=config.prepare_sleep)
+    memory = ModelMemory(weights, gpu.slab)
     return LoadedModel(gpu.runner, gpu.slab, memory, collective)

@@ -26,17 +26,15 @@ Tensors: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 
 
 class ModelMemory:
-    def __init__(self, source: "TensorSource | None", slab: Slab, *, prepare: bool = False) -> None:
+    def __init__(self, source: "TensorSource | None", slab: Slab) -> None:
         """source: the weights'; None, or a source without memory of its own, has nothing to return, because a CPU
-        computes on mapped files. prepare: takes the host memory for level 1 now, because taking it is slow."""
+        computes on mapped files."""
         self._source = source
         self._weights: MemoryRange | None = source.memory if source is not None else None
         self._slab = slab
         self._asleep: set[str] = set()
         self._kept = False  # whether `_host` holds the values of the sleeping weights
         self._host: torch.Tensor | None = None  # uint8, pinned where there is a GPU; stays from one sleep to the next
-        if prepare and self._weights is not None:
-            self._host = _host_copy(self._weights)
 
     @property
     def asleep(self) -> tuple[str, ...]:

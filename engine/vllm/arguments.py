@@ -40,7 +40,6 @@ OURS_ALONE = (
     "host_kv_memory",
     "disk_kv",
     "prefill_tensor_parallel",
-    "prepare_sleep",
 )
 """Keys of the section `engine` that vLLM has nothing for. In a mixed service they are our own engine's."""
 

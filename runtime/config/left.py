@@ -27,6 +27,7 @@ REPLACED = {
     "planner.slo.profile": IN_STEP_TIMES,
     "discovery.heartbeat_s": "is a quarter of discovery.ttl_s now: set that one",
     "engine.host_kv_checksum": "is gone: blocks on disk are always checked, and those in host memory never",
+    "engine.prepare_sleep": "is gone: a worker takes the host memory at its first sleep, and keeps it for later ones",
     "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "
     "planner.targets.itl_ms allows",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",

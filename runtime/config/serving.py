@@ -207,9 +207,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # own: then it shares prefixes with requests of the same one. Otherwise a quick first token tells that somebody sent
     # this prompt.
     cache_per_tenant: bool = False
-    # Whether a worker on a GPU takes the host memory that its weights want in sleep level 1 at its start already, as
-    # much as the weights. Its first sleep is then as quick as the later ones.
-    prepare_sleep: bool = False
     # CPU threads per worker. 0: the cores of this machine divided by its workers, at least 1.
     threads: Threads = 0
 
