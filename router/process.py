@@ -25,6 +25,7 @@ from router.api.wishes.sampling_options import chosen_defaults
 from router.counters.metrics import RouterMetrics
 from router.index.indexer import Indexer
 from router.index.prefix_hits import PrefixHits
+from router.leaving import Leaving
 from router.parsing.families import MARKS
 from router.parsing.parsing import model_families
 from router.placement.assignment import Assigner
@@ -46,11 +47,13 @@ from router.views.explain import Explainer
 from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.views.reports import Reporter
 from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets
+from router.views.siblings import Siblings
 from router.views.sleep_control import SleepControl
 from router.views.status import StatusView
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
+from router.views.whole_status import WholeStatus
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
@@ -90,7 +93,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
     keys, tls = load_keys(config), load_tls(config.security)
     check_reach("router.host", config.router.host, keys)
     check_callers(config, keys)
-    check_router_ports(config.router)
+    check_router_ports(config.router, shared=config.router.replicas > 1)
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = stop_signal()
@@ -107,7 +110,8 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         )
         _add_gauges(config, view, status, nats)
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
-        questions = _questions(router_id, view, status)
+        siblings = Siblings(nats, router_id, lambda: view.sharing.others.routers)
+        questions = await _questions(router_id, view, status, siblings)
         grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
         grammars.start()
         closing.callback(grammars.close)
@@ -119,7 +123,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         if traces is not None:
             closing.push_async_callback(traces.close)
         app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics)
-        addresses, http_server = await _open_apis(
+        addresses, grpc_api, http_server = await _open_apis(
             config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
         )
         if page is not None:
@@ -129,11 +133,13 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         reporter = Reporter(nats, router_id, parts.queue, parts.metrics, scraped_at)
         await reporter.start()
         closing.push_async_callback(reporter.close)
+        leaving = Leaving(config, scraped_at, siblings)
+        await leaving.start()
         calm_collector()
         print_ready("router", router_id, addresses)
         log.info("ready", **addresses)
         await stop.wait()
-        await _drain(generator, http_server, config)
+        await leaving.drain(generator, grpc_api, http_server)
 
 
 def _app(
@@ -259,15 +265,20 @@ async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def _questions(router_id: str, view: _View, status: StatusView) -> Questions:
+async def _questions(router_id: str, view: _View, status: StatusView, siblings: Siblings) -> Questions:
     parts, pool = view.parts, view.parts.pool
+    whole = WholeStatus(status, siblings)
+    recent = parts.metrics.recent
+    explain = Explainer(parts.assigner, parts.decisions, recent, pool, parts.config, parts.block_size, siblings)
+    await whole.start()
+    await explain.start()
     return Questions(
-        status=status.status,
+        status=whole.status,
         tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
         diff=TreeDiff(view.indexer, pool.snapshot, lambda: [worker.key for worker in pool.workers.values()]),
         sleep=SleepControl(pool),
         weights=WeightsControl(pool),
-        explain=Explainer(parts.assigner, parts.decisions, parts.metrics.recent, pool, parts.config, parts.block_size),
+        explain=explain,
     )
 
 
@@ -337,19 +348,19 @@ async def _open_apis(
     traces: Traces | None,
     logins: FailedLogins,
     closing: AsyncExitStack,
-) -> tuple[dict[str, str], HttpServer]:
-    """Starts the gRPC and the HTTP server. Returns HOST:PORT by API, and the latter."""
-    host = config.router.host
+) -> tuple[dict[str, str], GrpcApi, HttpServer]:
+    """Starts the gRPC and the HTTP server. Returns HOST:PORT by API, and both."""
+    host, shared = config.router.host, config.router.replicas > 1
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places(config)
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins, shared=shared)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()
-    http_server = await serve_http(app, host, config.router.http_port, context, places.http)
+    http_server = await serve_http(app, host, config.router.http_port, context, places.http, shared=shared)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     addresses = {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
-    return addresses, http_server
+    return addresses, grpc_api, http_server
 
 
 def _places(config: ServingConfig) -> Places:
@@ -374,19 +385,6 @@ def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: Na
     add_worker_gauges(metrics, view.directory, view.parts.pool, status, view.speeds)
     add_event_gauges(metrics, view.indexer)
     add_sharing_gauges(metrics, view.sharing, view.expected)
-
-
-async def _drain(generator: Generator, http_server: HttpServer, config: ServingConfig) -> None:
-    """Who sends requests here is told to go elsewhere, while it is still served; then new requests are refused."""
-    window_s = config.router.drain_window_s
-    log.info("draining", window_s=window_s)
-    generator.leave()
-    http_server.leave()
-    await asyncio.sleep(window_s)
-    remaining = await generator.drain(config.workers.drain_timeout_s)
-    if remaining:
-        log.warning("drain timeout: requests cut off", remaining=remaining)
-        generator.cut_off()
 
 
 def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:

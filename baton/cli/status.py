@@ -1,4 +1,4 @@
-"""`baton status`: the workers and the router's queue."""
+"""`baton status`: the workers and the routers' queue."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def status(
     ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show the workers and the router's queue."""
+    """Show the workers and the routers' queue."""
     access = Access(address, None, ca_file, operator_key_file)
     with errors_reported():
         response = asyncio.run(_ask(access))
@@ -47,7 +47,7 @@ def _show(response: Status) -> None:
         "role",
         *["engine"] * is_mixed,
         "state",
-        title=f"{response.router_id}: {counted(len(response.workers), 'worker')}",
+        title=f"{', '.join(response.routers)}: {counted(len(response.workers), 'worker')}",
     )
     tiers = [tier for tier in TIERS if any(getattr(worker, f"{tier}_blocks_total") for worker in response.workers)]
     for header in ("blocks used/total", " + ".join(("cached", *tiers)), "running", "waiting", "leases"):

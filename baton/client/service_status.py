@@ -1,6 +1,6 @@
 """The state of a service and its workers as plain dataclasses, with the fields of inference.proto."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters since the router started; two of them give rates."""
+    """Counters since the routers started; two of them give rates."""
 
     clock_s: float = 0.0  # the router's clock; its zero means nothing
     requests: int = 0
@@ -68,10 +68,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    router_id: str
+    router_id: str  # of the router that was asked
     workers: list[WorkerStatus]
     queue: QueueStatus = QueueStatus()
     totals: Totals = Totals()
+    routers: list[str] = field(default_factory=list)  # those whose view this is
 
 
 @dataclass(frozen=True, slots=True)

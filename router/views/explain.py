@@ -3,11 +3,13 @@
 A prompt that is asked about is weighed like a request but not charged: the question changes no state.
 """
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from msgspec import structs
 from numpy.typing import NDArray
 
@@ -20,11 +22,13 @@ from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
 from router.placement.weights import Weights
 from router.views.hops import hops
+from router.views.siblings import Siblings
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import SEED
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 
+QUESTION = "explain"
 SETTINGS = ("prefill_queue_tokens", "local_prefill_tokens")  # that the answer repeats
 KNOBS = (*(term.key for term in cost.TERMS if term.key), "ship_ms", "delay_weight", "crowd_weight", "keep_steps")
 
@@ -37,6 +41,23 @@ class Explainer:
     pool: WorkerPool
     config: RouterConfig
     block_size: int
+    siblings: Siblings
+
+    async def start(self) -> None:
+        async def answer(request_id: bytes) -> bytes:
+            response = self.request(request_id.decode())
+            return b"" if response is None else response.SerializeToString()
+
+        await self.siblings.answer(QUESTION, answer)
+
+    async def request_anywhere(self, request_id: str) -> pb.ExplainResponse | None:
+        """The decisions of whichever router remembers the request."""
+        if (response := self.request(request_id)) is not None:
+            return response
+        for answer in await self.siblings.ask(QUESTION, request_id.encode()):
+            with contextlib.suppress(DecodeError):
+                return pb.ExplainResponse.FromString(answer)
+        return None
 
     def request(self, request_id: str) -> pb.ExplainResponse | None:
         """The remembered decisions for the request; None when none is remembered."""

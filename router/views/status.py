@@ -69,7 +69,9 @@ class StatusView:
         workers += [_away(*away) for away in self.pool.away()]
         workers.sort(key=lambda worker: worker.worker_id)
         queue = pb.QueueStatus(**self.queue.view()._asdict())
-        return pb.StatusResponse(router_id=self.router_id, workers=workers, queue=queue, totals=self._totals())
+        return pb.StatusResponse(
+            router_id=self.router_id, workers=workers, queue=queue, totals=self._totals(), routers=[self.router_id]
+        )
 
     def note(self, worker: PooledWorker) -> str:
         """What an operator should know about the worker; empty when all is well."""

@@ -40,8 +40,9 @@ class ForeignCharges:
         self._heard_s: dict[str, float] = {}  # by router
 
     @property
-    def routers(self) -> list[str]:
-        return list(self._heard_s)
+    def routers(self) -> set[str]:
+        """Their ids."""
+        return {router.rpartition("/")[0] for router in self._heard_s}
 
     def apply(self, report: ChargeReport) -> bool:
         """Takes a report. Returns whether its router was not known. Two routers with the same id are told apart by

@@ -59,6 +59,10 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     http_port: Port = 8000
     # baton.v1.Inference. 0 picks a free port.
     grpc_port: Port = 8001
+    # Routers that `baton up` starts, each a process with a tree of its own. They share both ports: each connection goes
+    # to one of them, and while one that has ended is started again, the others answer. What is said here of a router
+    # holds for each.
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     # Requests that are admitted and not finished; beyond that the least entitled one is refused with 429 or
     # RESOURCE_EXHAUSTED, and told when to come back. Should be well above what the workers can run. Those that wait go
     # by priority, then by turns between tenants (tenant= in the line of a caller's API key).

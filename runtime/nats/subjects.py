@@ -7,6 +7,7 @@
 | `baton.<ns>.load.<worker_id>` | LoadReport | core NATS |
 | `baton.<ns>.charges.<router_id>` | ChargeReport | core NATS |
 | `baton.<ns>.router.<router_id>` | RouterReport | core NATS |
+| `baton.<ns>.ask.<router_id>.<question>` | questions of a router to another one | core NATS, request and reply |
 | `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
 
@@ -34,6 +35,10 @@ def charges_subject(namespace: str, router_id: str = ANY) -> str:
 
 def router_subject(namespace: str, router_id: str = ANY) -> str:
     return _subject(namespace, "router", router_id)
+
+
+def ask_subject(namespace: str, router_id: str, question: str) -> str:
+    return _subject(namespace, "ask", router_id, question)
 
 
 def planner_subject(namespace: str) -> str:

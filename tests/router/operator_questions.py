@@ -11,6 +11,7 @@ from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.decisions import DecisionLog
 from router.views.explain import Explainer
+from router.views.siblings import Siblings
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
@@ -18,7 +19,10 @@ from router.views.weights_control import WeightsControl
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from runtime.config.serving import RouterConfig
+from runtime.nats.client import NatsClient
 from tests.router.small_router import Holdings
+
+NO_SIBLINGS = Siblings(cast(NatsClient, None), "router-0", list)
 
 
 async def _no_status() -> pb.StatusResponse:
@@ -33,7 +37,7 @@ def make_questions(status: StatusSource = _no_status) -> Questions:
         status=status,
         tree=TreeView("router-0", 16, RadixTree(), PrefixHits()),
         diff=TreeDiff(cast(Indexer, None), pool.snapshot, list),  # never asked of a worker
-        explain=Explainer(assigner, DecisionLog(), Recent(), pool, config, 16),
+        explain=Explainer(assigner, DecisionLog(), Recent(), pool, config, 16, NO_SIBLINGS),
         sleep=SleepControl(pool),
         weights=WeightsControl(pool),
     )

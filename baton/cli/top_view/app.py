@@ -190,7 +190,7 @@ def _service_line(status: pb.StatusResponse, rates: Rates, address: str) -> Text
     totals = status.totals
     ever = percent(hit_rate(totals.prompt_tokens, totals.cached_tokens))
     return Text.assemble(
-        (f"{status.router_id}", "bold"),
+        (", ".join(status.routers), "bold"),
         f" at {address}: {counted(len(status.workers), 'worker')}   ",
         (f"{rates.output_tokens_per_s:,.0f} tokens/s", "bold green"),
         f"   prompts {rates.prompt_tokens_per_s:,.0f} tokens/s   {rates.requests_per_s:,.1f} requests/s"

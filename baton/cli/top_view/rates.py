@@ -35,7 +35,8 @@ class RateWindow:
         self._answers: deque[pb.StatusResponse] = deque()
 
     def add(self, now: pb.StatusResponse) -> Rates:
-        """Rates between the oldest answer of the window and `now`. A restarted router empties the window."""
+        """Rates between the oldest answer of the window and `now`. A router that came, left or restarted empties the
+        window."""
         answers = self._answers
         if answers and _restarted(answers[-1], now):
             answers.clear()
@@ -51,9 +52,9 @@ def hit_rate(prompt_tokens: int, cached_tokens: int) -> float | None:
 
 
 def _restarted(before: pb.StatusResponse, now: pb.StatusResponse) -> bool:
-    """True when `now` comes from another router or another life of it, whose counters began at 0 again."""
+    """True when `now` is the view of other routers, or of another life of one, whose counters began at 0 again."""
     return (
-        before.router_id != now.router_id
+        (before.router_id, before.routers) != (now.router_id, now.routers)
         or now.totals.clock_s < before.totals.clock_s
         or now.totals.requests < before.totals.requests
         or now.totals.event_batches < before.totals.event_batches

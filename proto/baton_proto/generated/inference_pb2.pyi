@@ -437,16 +437,18 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("router_id", "workers", "queue", "totals")
+    __slots__ = ("router_id", "workers", "queue", "totals", "routers")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     queue: QueueStatus
     totals: Totals
-    def __init__(self, router_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., queue: _Optional[_Union[QueueStatus, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ...) -> None: ...
+    routers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, router_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., queue: _Optional[_Union[QueueStatus, _Mapping]] = ..., totals: _Optional[_Union[Totals, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Totals(_message.Message):
     __slots__ = ("clock_s", "requests", "prompt_tokens", "cached_tokens", "output_tokens", "event_batches", "events_refused", "events_malformed", "event_gaps", "snapshots", "tree_blocks", "tree_runs")

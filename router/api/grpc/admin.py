@@ -77,7 +77,7 @@ class AdminService(pb_grpc.AdminServicer):
         explain, frontend = self._questions.explain, self._frontend
         subject = request.WhichOneof("subject")
         if subject == "request_id":
-            response = explain.request(request.request_id)
+            response = await explain.request_anywhere(request.request_id)
             if response is None:
                 problem = f"no decision for {shown(request.request_id)} among the last {explain.num_remembered}"
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {problem}")

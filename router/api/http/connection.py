@@ -127,6 +127,13 @@ class Connection(HttpToolsProtocol):
         due_s = self._since_s + PATIENCE_S + self._body_bytes / MIN_BODY_BYTES_PER_S
         return (2, self._since_s) if time.monotonic() > due_s else None
 
+    def let_go(self) -> None:
+        """Ends with the answer that is due, and at once where the client has had one and asks for nothing."""
+        if self._answering():
+            self.shutdown()
+        elif self._serving is not None and self._awaits in (NOTHING, REQUEST):
+            self.transport.close()
+
     def drop(self) -> bool:
         """Closes the connection at once. False: it has no transport yet."""
         if self.transport is None:

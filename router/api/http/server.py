@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -65,6 +65,17 @@ class HttpServer:
         self._server.config.encoded_headers += LAST  # those of the seconds to come
         self._server.server_state.default_headers = [*self._server.server_state.default_headers, *LAST]
 
+    def hand_over(self) -> None:
+        """Leaves the port to the other processes that listen on it. Who has connected here is answered once more."""
+        self.leave()
+        for acceptor in self._server.servers:
+            cast(_Acceptor, acceptor).hand_over()
+
+    def let_go(self) -> None:
+        """Closes the connections of those who have had an answer and ask for nothing."""
+        for connection in list(self._server.server_state.connections):
+            cast(Connection, connection).let_go()
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new connections; requests in flight have `grace_s` to end, then they are cancelled. Idempotent."""
         self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # uvicorn takes floats
@@ -86,13 +97,16 @@ async def serve_http(
     port: int,
     tls: ssl.SSLContext | None = None,
     max_connections: int = MAX_CONNECTIONS,
+    *,
+    shared: bool = False,
 ) -> HttpServer:
     """HTTPS with `tls`. Connections are accepted from its return on, `max_connections` at once. Port 0 takes a free
-    port. Raises OSError when the address cannot be used."""
+    port. `shared`: other processes listen on the port, too. Raises OSError when the address cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # its connections inherit it
         listener.setblocking(False)
         listener.bind(address)
@@ -128,23 +142,33 @@ class _Acceptor:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        self._closed = True
-        self._loop.remove_reader(self._listener.fileno())
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listener.fileno())
+
+    def hand_over(self) -> None:
+        """Accepts who has connected by now, and nobody after that."""
+        while self._accept():
+            pass
+        self.close()
+        self._listener.close()
 
     async def wait_closed(self) -> None: ...
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accepts up to AT_ONCE connections. True: there may be more."""
         for _ in range(AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return False
             except OSError as error:  # as a rule no file descriptors are left
                 spare(log.error, "cannot accept connections", reason=str(error), retry_s=RETRY_ACCEPT_S)
                 self._make_room(PATIENCE_S)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
-                return
+                return False
             connection.setblocking(False)
             if len(self._open) >= self._max_connections and not self._make_room(SPEAKS_WITHIN_S):
                 self._turn_away(connection)
@@ -155,6 +179,7 @@ class _Acceptor:
             task = self._loop.create_task(self._begin(connection, protocol))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+        return True
 
     async def _begin(self, connection: socket.socket, protocol: Connection) -> None:
         if connection not in self._open:  # closed before it began

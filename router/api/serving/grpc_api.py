@@ -30,6 +30,7 @@ from router.api.grpc.receiving import Receiving
 from router.api.kserve.service import KserveService
 from router.requests.frontend import Frontend
 from runtime.address import format_address
+from runtime.end_task import end_tasks
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.failed_logins import API_KEY, OPERATOR_KEY, FailedLogins
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
@@ -62,9 +63,11 @@ class GrpcApi:
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connections: int = MAX_CONNECTIONS,
         logins: FailedLogins | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those. `logins` is told
-        of wrong keys."""
+        of wrong keys. `shared`: other processes listen on the port, too."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
@@ -86,7 +89,7 @@ class GrpcApi:
             guards.insert(0, RequireBearer(keys, API_KEY, tuple(elsewhere), logins=logins))
         guards += innermost
         places = ("grpc.max_allowed_incoming_connections", max_connections)
-        options = [("grpc.so_reuseport", 0), size_limit, places, *SERVER_OPTIONS]
+        options = [("grpc.so_reuseport", int(shared)), size_limit, places, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(InferenceService(frontend, self._calls), self._server)
         kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(frontend, self._calls), self._server)
@@ -94,6 +97,7 @@ class GrpcApi:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watches: list[asyncio.Task[None]] = []
+        self._leaving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
@@ -111,6 +115,11 @@ class GrpcApi:
         self._watches = [asyncio.create_task(watch) for watch in (self._watch_health(), crowd)]
         return self.port
 
+    def hand_over(self, limit_s: float) -> None:
+        """Leaves the port to the other processes that listen on it, and tells clients to connect anew. Requests in
+        flight go on for `limit_s`."""
+        self._leaving = asyncio.create_task(self._server.stop(limit_s), name="gRPC leaves the port")
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Requests in flight have `grace_s` to end, then they are cancelled. The generator decides whether new requests
         are taken meanwhile."""
@@ -118,6 +127,8 @@ class GrpcApi:
             watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._calls.until_idle(grace_s)
+        if self._leaving is not None:
+            await end_tasks(self._leaving)
         await self._server.stop(None)  # only watchers of the health are left, who never end by themselves
 
     async def _watch_health(self) -> None:

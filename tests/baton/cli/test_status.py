@@ -13,7 +13,7 @@ def status(*engines: str) -> Status:
         pb.WorkerStatus(worker_id=f"decode-{number}", role="decode", engine=engine)
         for number, engine in enumerate(engines, 1)
     ]
-    return plain(Status, pb.StatusResponse(router_id="router-1", workers=workers))
+    return plain(Status, pb.StatusResponse(router_id="router-1", workers=workers, routers=["router-1"]))
 
 
 @pytest.mark.parametrize(("engines", "shown"), [(("vllm", "vllm"), False), (("baton", "vllm", "external"), True)])

@@ -19,6 +19,7 @@ from router.workers.account import LoadView
 from runtime.config.serving import RouterConfig
 from runtime.config.step_times import StepTimes
 from runtime.discovery.directory import Change
+from tests.router.operator_questions import NO_SIBLINGS
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import CONFIG, PROMPT, Holdings, Router, collect, request, routing, stream, then_fail
 
@@ -27,7 +28,9 @@ def explainer(router: Router, config: RouterConfig = CONFIG, **cached: int) -> E
     """With workers that hold so many blocks of every prompt."""
     holdings = Holdings({(worker_id, 1): blocks for worker_id, blocks in cached.items()})
     assigner = Assigner(router.pool, holdings, router.ledger, config, random.Random(1))
-    return Explainer(assigner, router.generator._parts.decisions, router.metrics.recent, router.pool, config, 16)
+    return Explainer(
+        assigner, router.generator._parts.decisions, router.metrics.recent, router.pool, config, 16, NO_SIBLINGS
+    )
 
 
 def prompt(num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -7,11 +7,14 @@ from baton_proto.generated import inference_pb2 as pb
 
 
 def status(
-    clock_s: float, tokens: int = 0, router_id: str = "r", incarnation: int = 1, **totals: int
+    clock_s: float, tokens: int = 0, routers: tuple[str, ...] = ("r",), incarnation: int = 1, **totals: int
 ) -> pb.StatusResponse:
     worker = pb.WorkerStatus(worker_id="d", incarnation=incarnation, output_tokens=tokens, event_batches=tokens // 10)
     return pb.StatusResponse(
-        router_id=router_id, workers=[worker], totals=pb.Totals(clock_s=clock_s, output_tokens=tokens, **totals)
+        router_id=routers[0],
+        workers=[worker],
+        totals=pb.Totals(clock_s=clock_s, output_tokens=tokens, **totals),
+        routers=routers,
     )
 
 
@@ -46,8 +49,13 @@ def test_counters_of_another_incarnation_began_at_zero() -> None:
 
 @pytest.mark.parametrize(
     "restarted",
-    [status(1.0, tokens=7), status(50.0, tokens=7, router_id="another"), status(50.0, tokens=7, requests=0)],
-    ids=["clock", "name", "counters"],
+    [
+        status(1.0, tokens=7),
+        status(50.0, tokens=7, routers=("another",)),
+        status(50.0, tokens=7000, requests=9, routers=("r", "s")),
+        status(50.0, tokens=7, requests=0),
+    ],
+    ids=["clock", "name", "one more", "counters"],
 )
 def test_a_router_that_was_restarted_gives_no_negative_rates(restarted: pb.StatusResponse) -> None:
     window = RateWindow()
