@@ -1,4 +1,4 @@
-"""The launches that a configuration asks for: NATS, one router, and the workers, one or many in a process."""
+"""The launches that a configuration asks for: NATS, the routers, and the workers, one or many in a process."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,8 @@ from runtime.config.workers import WorkerEngine
 from runtime.errors import ConfigError
 from runtime.security.nats_login import split_url
 
-ROUTER_ID = "router-1"
+ROUTER = "router"  # the module
+ROUTER_ID = "router-1"  # the first one, which takes the ports
 MAY_DIFFER = {"nats", "workers", "planner", "ray", "logging"}  # from one supervisor of a service to the next
 
 
@@ -30,8 +31,8 @@ class Launches:
     def nats(self) -> Launch:
         return Launch(NATS, NATS, self.config, keys=self.keys)
 
-    def router(self) -> Launch:
-        return Launch(ROUTER_ID, "router", self.config, ["--router-id", ROUTER_ID], keys=self.keys)
+    def router(self, name: str) -> Launch:
+        return Launch(name, ROUTER, self.config, ["--router-id", name], keys=self.keys)
 
     def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
         """`engine` None: what keeps the role's proportions."""
@@ -44,8 +45,7 @@ class Launches:
 
     def missing(self) -> Iterator[Launch]:
         """What is not there yet. Where a planner has been at work, it knows better how many workers there should be."""
-        if ROUTER_ID not in self.children:
-            yield self.router()
+        yield from (self.router(name) for name in router_ids(self.config) if name not in self.children)
         if self.children.had_workers and self.config.planner.enabled:
             return
         for external in self.config.external_workers:
@@ -85,6 +85,11 @@ class Launches:
         name = self.children.new_id("workers")
         arguments = ["--name", name, *workers]
         return Launch(name, "baton.service.many_workers", self._config_of("baton"), arguments, workers, 1, self.keys)
+
+
+def router_ids(config: ServingConfig) -> list[str]:
+    """The names of the routers, ROUTER_ID first."""
+    return [f"router-{number}" for number in range(1, config.router.replicas + 1)]
 
 
 def check_alike(config: ServingConfig, launch: Launch) -> None:

@@ -19,7 +19,7 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
 
-STARTS: Final = 5  # of the router or NATS within STARTS_S, after the first; one that ends again at once is given up
+STARTS: Final = 5  # of a router or NATS within STARTS_S, after the first; one that ends again at once is given up
 STARTS_S: Final = 60.0
 AGAIN_S: Final = 0.5
 GOES_NOT_ON: Final = "the service cannot go on"
@@ -61,7 +61,7 @@ class ServiceRun:
         return told and clean
 
     async def answers(self, timeout_s: float) -> bool:
-        """Whether the router answers in time."""
+        """Whether a router answers in time."""
         if ROUTER_ID not in self._supervisor.ready:
             return False
         try:
@@ -106,7 +106,7 @@ class ServiceRun:
         starting: list[asyncio.Task[None]] = []
         try:
             while ended := await _unless(self.stop, self._supervisor.wait()):
-                if ended.name in (ROUTER_ID, NATS):
+                if ended.name in (*self._supervisor.routers, NATS):
                     self._tell_of_loss(ended, "it is started again")
                     starting.append(asyncio.create_task(self._start_again(ended.name)))
                     continue

@@ -1,13 +1,13 @@
-"""A whole service: NATS, the router and the workers, started in order and ended in order.
+"""A whole service: NATS, the routers and the workers, started in order and ended in order.
 
 Where the processes run is the launcher's business: on this machine or on a Ray cluster. Nothing is restarted silently:
-a process that ends without having been told to is reported by `wait`, and the caller decides what follows from it. The
-router and NATS can be started again where they were.
+a process that ends without having been told to is reported by `wait`, and the caller decides what follows from it.
+Routers and NATS can be started again where they were.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, Self
@@ -17,14 +17,22 @@ import msgspec
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
 from baton.service.launcher import Launch, Launcher
-from baton.service.launches import ROUTER_ID, Launches, check_alike, with_nats_url, without_login
+from baton.service.launches import (
+    ROUTER,
+    ROUTER_ID,
+    Launches,
+    check_alike,
+    router_ids,
+    with_nats_url,
+    without_login,
+)
 from baton.service.local_launcher import LocalLauncher
 from baton.service.nats_server import NATS
 from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
-from runtime.discovery.living_names import living_names
+from runtime.discovery.living_names import living_names, living_routers
 from runtime.errors import ConfigError, UnavailableError
 from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
@@ -82,7 +90,7 @@ class Supervisor:
             for launch, _ in living:
                 check_alike(self.config, launch)
             self.take_over(living)
-            if ROUTER_ID not in self.children:
+            if not any(name in self.children for name in self.routers):
                 check_router_ports(self.config.router)
             self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
             self._closing.callback(self.run.close)
@@ -91,12 +99,14 @@ class Supervisor:
             self.run.update(nats=url)
             missing = list(self._launches.missing())
             if self.nats is None:
-                await self._reach_nats(url, {name for launch in missing for name in launch.workers})
+                workers = {name for launch in missing for name in launch.workers}
+                await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
+            await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
             async with asyncio.TaskGroup() as group:
-                for name, process in self.children.items():
-                    group.create_task(self._until_ready(name, process))
+                group.create_task(self._start_routers([launch for launch in missing if launch.module == ROUTER]))
                 for launch in missing:
-                    group.create_task(self._start(launch))
+                    if launch.module != ROUTER:
+                        group.create_task(self._start(launch))
             await self.until_used(self._serving())
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
         except BaseException as error:
@@ -128,12 +138,12 @@ class Supervisor:
         return worker_id
 
     async def start_again(self, name: str) -> None:
-        """Starts the router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
-        when it is ready, the router with the workers that live. Raises ProcessFailedError, UnavailableError."""
+        """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
+        when it is ready, a router with the workers that live. Raises ProcessFailedError, UnavailableError."""
         if name == NATS:
             await self._start_nats(self.ready[NATS].addresses)
             return
-        await self._start(msgspec.structs.replace(self._launches.router(), addresses=self.ready[name].addresses))
+        await self._start(msgspec.structs.replace(self._launches.router(name), addresses=self.ready[name].addresses))
         await self.until_used(name for name in self._serving() if self.config.external_worker(name) is None)
 
     def _serving(self) -> list[str]:
@@ -147,7 +157,8 @@ class Supervisor:
 
     async def until_used(self, worker_ids: Iterable[str]) -> None:
         """Raises ProcessFailedError."""
-        await until_used(worker_ids, self.client(), self.children, self.config.workers.ready_timeout_s)
+        timeout_s = self.config.workers.ready_timeout_s
+        await until_used(worker_ids, self.routers, self.client(), self.children, timeout_s)
 
     async def stop_worker(self, worker_id: str) -> bool:
         """Drains the worker, and those that share its process. False when the process did not end in order, or not in
@@ -165,12 +176,12 @@ class Supervisor:
         return await self._endings.unexpected()
 
     async def stop(self) -> bool:
-        """Drains and ends everything: first the router, whose requests need the workers, then the workers, then NATS.
+        """Drains and ends everything: first the routers, whose requests need the workers, then the workers, then NATS.
 
         False when something did not end in order, or had to be killed. May be called again.
         """
-        routers = [child for name, child in self.children.items() if name == ROUTER_ID]
-        workers = [child for name, child in self.children.items() if name != ROUTER_ID]
+        routers = [child for name, child in self.children.items() if name in self.routers]
+        workers = [child for name, child in self.children.items() if name not in self.routers]
         for child in self.children.values():
             child.stopping = True
         clean = True
@@ -185,19 +196,23 @@ class Supervisor:
         return clean
 
     async def kill(self) -> None:
-        """Ends the router and the workers now, whatever they are doing."""
+        """Ends the routers and the workers now, whatever they are doing."""
         await asyncio.gather(*(child.kill() for child in self.children.values() if child.alive))
 
     def address(self, name: Literal["grpc", "http"]) -> str:
-        """HOST:PORT of an endpoint of the router."""
+        """HOST:PORT of an endpoint, which all routers share."""
         return self.ready[ROUTER_ID].addresses[name]
+
+    @property
+    def routers(self) -> list[str]:
+        return router_ids(self.config)
 
     @property
     def speaks_tls(self) -> bool:
         return self._tls is not None
 
     def client(self) -> Client:
-        """A client of the router. It trusts the certificate that the router was given, under whatever name."""
+        """A client of one of the routers. It trusts the certificate that the router was given, under whatever name."""
         tls = self._tls
         ca, name = (None, None) if tls is None else (tls.certificate, tls.name)
         api_key = None if self.keys.api is None else self.keys.api.first()
@@ -229,9 +244,9 @@ class Supervisor:
         await self._begin(self.nats)
         await self._until_ready(NATS, self.nats)
 
-    async def _reach_nats(self, url: str, names: Set[str]) -> None:
+    async def _reach_nats(self, url: str, workers: Set[str], routers: Sequence[str]) -> None:
         """Checks NATS before processes are started that would all wait for it, and that nobody there has the names of
-        our workers. Raises UnavailableError, UnauthorizedError, ConfigError."""
+        our workers and routers. Raises UnavailableError, UnauthorizedError, ConfigError."""
         timeout_s = min(NATS_TIMEOUT_S, self.config.workers.ready_timeout_s)
         try:
             nats = await connect(url, "supervisor", self.config.namespace, timeout_s, self.keys.nats)
@@ -240,7 +255,8 @@ class Supervisor:
                 f"nats.url: {error}; start it, or leave nats.url out for a server of our own"
             ) from error
         try:
-            if living := await living_names(nats, names, self.config.discovery.ttl_s):
+            living = await living_names(nats, workers, self.config.discovery.ttl_s)
+            if living := living | await living_routers(nats, routers):
                 whose = f"{', '.join(sorted(living))} of another service live in {self.config.namespace!r} at {url}"
                 raise ConfigError("namespace", f"{whose}; end that service, or give this one --namespace ANOTHER")
         finally:
@@ -255,6 +271,12 @@ class Supervisor:
         finally:
             self.children.starting.discard(launch.name)
         await self._until_ready(launch.name, process)
+
+    async def _start_routers(self, launches: Sequence[Launch]) -> None:
+        """The first one takes the ports, and the others the same ones."""
+        for launch in launches:
+            ready = next((self.ready[name] for name in self.routers if name in self.ready), None)
+            await self._start(launch if ready is None else msgspec.structs.replace(launch, addresses=ready.addresses))
 
     async def _begin(self, process: Process) -> None:
         try:

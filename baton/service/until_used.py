@@ -1,37 +1,45 @@
-"""Waits until the router uses workers: it has heard of each of them and has connected to it."""
+"""Waits until the routers use workers: each has heard of all of them and has connected to them."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import grpc
 
 from baton.service.children import Children
-from baton.service.launches import ROUTER_ID
-from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.processes.process import ProcessFailedError
 
-USED = "used"
+SILENT = "does not answer the other routers"
+UNUSED = "is not used by the router"
+UNKNOWN = f"{UNUSED}: it does not know it"
 POLL_S = 0.05
 
 
-async def until_used(worker_ids: Iterable[str], client: Client, children: Children, timeout_s: float) -> None:
-    """Raises ProcessFailedError when a worker's process ends, the time is up, or the router does not answer."""
+async def until_used(
+    worker_ids: Iterable[str], router_ids: Sequence[str], client: Client, children: Children, timeout_s: float
+) -> None:
+    """Raises ProcessFailedError when a worker's process ends, the time is up, or no router answers. A router that ends
+    meanwhile is not waited for."""
     deadline_s = time.monotonic() + timeout_s
-    states = dict.fromkeys(worker_ids, "it does not know it")
+    workers = list(worker_ids)
+    waits = dict.fromkeys(router_ids, SILENT) | dict.fromkeys(workers, UNKNOWN)
     async with client:
-        while any(state != USED for state in states.values()):
+        while waits:
             await asyncio.sleep(POLL_S)
-            for worker_id, state in states.items():
-                if state != USED and (children.living(worker_id) is None or time.monotonic() >= deadline_s):
-                    raise ProcessFailedError(worker_id, f"is not used by the router: {state}", "")
+            for name, problem in waits.items():
+                if time.monotonic() >= deadline_s or (name in workers and children.living(name) is None):
+                    raise ProcessFailedError(name, problem, "")
+            living = [name for name in router_ids if children[name].alive]
             try:
-                known = (await client.status(timeout_s)).workers
+                status = await client.status(timeout_s)
             except grpc.aio.AioRpcError as error:
-                raise ProcessFailedError(ROUTER_ID, f"does not answer: {error.details()}", "") from error
-            states |= {worker.worker_id: _state(worker) for worker in known if worker.worker_id in states}
-
-
-def _state(worker: pb.WorkerStatus) -> str:
-    return USED if worker.used else worker.note or worker.state
+                if living and error.code() is grpc.StatusCode.UNAVAILABLE:
+                    continue  # the one that was asked has ended
+                raise ProcessFailedError(router_ids[0], f"does not answer: {error.details()}", "") from error
+            seen = {worker.worker_id: worker for worker in status.workers}
+            waits = {name: SILENT for name in living if name not in status.routers} | {
+                name: f"{UNUSED}: {seen[name].note or seen[name].state}" if name in seen else UNKNOWN
+                for name in workers
+                if name not in seen or not seen[name].used
+            }

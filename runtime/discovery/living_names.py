@@ -2,15 +2,27 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 import structlog
 
 from runtime.discovery.directory import KV_OPERATION, Directory
-from runtime.nats.client import NatsClient
-from runtime.nats.subjects import worker_of, workers_key
+from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.subjects import ask_subject, worker_of, workers_key
+
+ANSWER_S = 0.5
 
 log = structlog.get_logger()
+
+
+async def living_routers(nats: NatsClient, names: Iterable[str]) -> set[str]:
+    """Those of `names` that routers of the namespace answer to."""
+    living = set()
+    for name in names:
+        with contextlib.suppress(*NATS_ERRORS):
+            await nats.request(ask_subject(nats.namespace, name, "status"), b"", ANSWER_S)
+            living.add(name)
+    return living
 
 
 async def living_names(nats: NatsClient, names: Set[str], ttl_s: float) -> set[str]:

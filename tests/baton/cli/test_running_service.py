@@ -294,7 +294,10 @@ def test_a_service_is_refused_where_its_names_live_and_served_in_another_namespa
         key = {"BATON_CLUSTER_KEY": (first.folder / "cluster.key").read_text()}
         code, news, said = up_that_fails(tmp_path / "second", *there, **key)
         assert (code, news) == (ExitCode.USAGE, "")
-        assert "error: namespace: decode-1, prefill-1 of another service live in 'default' at nats://127.0.0.1:" in said
+        assert (
+            "error: namespace: decode-1, prefill-1, router-1 of another service live in 'default' at nats://127.0.0.1:"
+            in said
+        )
         assert "or give this one --namespace ANOTHER" in said
         assert first.run("generate", "--prompt", "hi", "--max-tokens", "2").exit_code == 0
         for _ in range(2):  # the first of them is killed, and leaves its records

@@ -1,0 +1,88 @@
+"""Two routers of one service on the same ports: one dies or leaves, the other answers, and both know the same."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.router import Client
+from runtime.security.secret import Secret
+from tests.baton.service.test_service_run import KEY, WAIT_S, Told, running
+
+SERVICE = {"router": {"replicas": 2}, "workers": {"prefill": 0, "decode": 1}}
+ROUTERS = ["router-1", "router-2"]
+REQUEST = pb.GenerateRequest(
+    tokens=pb.TokenIds(ids=[3 + i % 200 for i in range(100)]),
+    sampling=pb.SamplingOptions(temperature=0.0, max_tokens=4, ignore_eos=True),
+)
+BODY = {"model": "mock", "prompt": "hello", "max_tokens": 4}
+AT_ONCE_S = 1.0
+
+
+async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and_their_trees_are_equal() -> None:
+    async with running(**SERVICE) as (told, task):
+        before, worker = dict(told.addresses), told.pids["decode-1"]
+        assert before["router-1"] == before["router-2"]
+        for router_id in ROUTERS:
+            async with client_of(told, router_id) as client:
+                await client.generate(REQUEST, timeout_s=WAIT_S)
+        async with client_of(told, "router-1") as of_the_dead:
+            os.kill(told.pids["router-1"], signal.SIGKILL)
+            await told.until({"event": "lost", "id": "router-1", "goes_on": True})
+            back = asyncio.create_task(told.until({"event": "ready", "id": "router-1"}))
+            while not back.done():
+                began_s = time.monotonic()
+                await asyncio.gather(asked_over_http(told), of_the_dead.generate(REQUEST, timeout_s=WAIT_S))
+                assert time.monotonic() - began_s < AT_ONCE_S
+        assert (told.addresses, told.pids["decode-1"]) == (before, worker)
+        for router_id in ROUTERS:
+            async with client_of(told, router_id) as client:
+                assert [worker.verdict for worker in await client.diff(pb.DiffRequest())] == [pb.DIFF_VERDICT_EQUAL]
+        assert not task.done()
+
+
+async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_request_fails() -> None:
+    async with (
+        running(**SERVICE) as (told, task),
+        httpx.AsyncClient(timeout=WAIT_S) as kept,
+        client_of(told, "router-2") as grpc,
+    ):
+        left = asyncio.create_task(
+            told.until({"event": "lost", "id": "router-2"}, {"event": "ready", "id": "router-2"})
+        )
+        answered = 0
+        while not left.done():
+            if answered == 20:
+                os.kill(told.pids["router-2"], signal.SIGTERM)
+            await asyncio.gather(
+                *(asked_over_http(told, kept) for _ in range(8)),
+                asked_over_http(told),
+                grpc.generate(REQUEST, timeout_s=WAIT_S),
+            )
+            answered += 10
+        assert not task.done()
+
+
+async def asked_over_http(told: Told, client: httpx.AsyncClient | None = None) -> None:
+    """Without a client: on a connection of its own."""
+    if client is None:
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            await asked_over_http(told, client)
+        return
+    answer = await client.post(f"http://{told.addresses['router-1']['http']}/v1/completions", json=BODY)
+    assert answer.status_code == 200, answer.text
+
+
+@asynccontextmanager
+async def client_of(told: Told, router_id: str) -> AsyncIterator[Client]:
+    """A client whose connection the system has given to this router."""
+    while True:
+        async with Client(told.addresses["router-1"]["grpc"], operator_key=Secret(KEY)) as client:
+            if (await client.status(WAIT_S)).router_id == router_id:
+                yield client
+                return
