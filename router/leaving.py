@@ -8,7 +8,7 @@ import structlog
 from router.api.http.server import HttpServer
 from router.api.serving.grpc_api import GrpcApi
 from router.requests.generation import Generator
-from router.views.siblings import Siblings
+from router.siblings import Siblings
 from runtime.config.serving import ServingConfig
 
 QUESTION: Final = "stays"

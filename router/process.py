@@ -18,6 +18,7 @@ from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
 from router.api.operators.ui_endpoints import UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
+from router.api.responses.shared_store import SharedResponseStore
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
@@ -35,6 +36,9 @@ from router.requests.body_budget import BodyBudget
 from router.requests.choice import Parts
 from router.requests.frontend import Frontend
 from router.requests.generation import Generator
+from router.requests.rate_limits import RateLimits
+from router.requests.shared_limits import LimitSharing
+from router.siblings import Siblings
 from router.text.tokenizer import Tokenizer
 from router.tracing.grpc_calls import TraceCalls
 from router.tracing.traces import Traces, over_http
@@ -47,7 +51,6 @@ from router.views.explain import Explainer
 from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.views.reports import Reporter
 from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets
-from router.views.siblings import Siblings
 from router.views.sleep_control import SleepControl
 from router.views.status import StatusView
 from router.views.tree_diff import TreeDiff
@@ -115,14 +118,20 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
         grammars.start()
         closing.callback(grammars.close)
-        frontend = _frontend(config, files, generator, parts.metrics, grammars)
+        limits = RateLimits()
+        if keys.api is not None and config.router.replicas > 1:
+            sharing = LimitSharing(nats, siblings, limits, router_id)
+            await sharing.start()
+            closing.push_async_callback(sharing.close)
+        frontend = _frontend(config, files, generator, parts.metrics, grammars, limits)
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats) if config.router.ui else None
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:
             closing.push_async_callback(traces.close)
-        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics)
+        store = await _response_store(config, nats, siblings)
+        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics, store)
         addresses, grpc_api, http_server = await _open_apis(
             config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
         )
@@ -151,6 +160,7 @@ def _app(
     traces: Traces | None,
     scrape_targets: ScrapeTargets,
     metrics: RouterMetrics,
+    store: ResponseStore,
 ) -> ASGIApp:
     guard = OperatorsGuard(keys.operator, metrics.logins)
     routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
@@ -165,8 +175,17 @@ def _app(
         around=None if traces is None else partial(over_http, traces),
         pages=WebPages(config.router.host, config.router.cors_origins, has_key, config.security.insecure),
         logins=metrics.logins,
-        store=ResponseStore(config.router.response_store_bytes),
+        store=store,
     )
+
+
+async def _response_store(config: ServingConfig, nats: NatsClient, siblings: Siblings) -> ResponseStore:
+    limit_bytes, replicas = config.router.response_store_bytes, config.router.replicas
+    if replicas == 1 or not limit_bytes:
+        return ResponseStore(limit_bytes)
+    store = SharedResponseStore(nats, siblings, limit_bytes, replicas)
+    await store.start()
+    return store
 
 
 def _own_operator_key(closing: AsyncExitStack) -> Secret:
@@ -302,7 +321,12 @@ def _page(
 
 
 def _frontend(
-    config: ServingConfig, files: ModelFiles, generator: Generator, metrics: RouterMetrics, grammars: GrammarChecker
+    config: ServingConfig,
+    files: ModelFiles,
+    generator: Generator,
+    metrics: RouterMetrics,
+    grammars: GrammarChecker,
+    limits: RateLimits,
 ) -> Frontend:
     tokenizer, wanted = generator.tokenizer, config.router
     template = tokenizer.chat_template, tokenizer.template_reads("tools")
@@ -334,6 +358,7 @@ def _frontend(
         grammars=grammars,
         max_keep_cache_s=config.router.max_keep_cache_s,
         unknown_fields=config.router.unknown_fields,
+        rate_limits=limits,
         answered=metrics.answered,
     )
 

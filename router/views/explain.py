@@ -21,8 +21,8 @@ from router.placement.candidates import Cost, Request, chances
 from router.placement.decisions import Decision, DecisionLog
 from router.placement.placement import Placement, Weighing
 from router.placement.weights import Weights
+from router.siblings import Siblings
 from router.views.hops import hops
-from router.views.siblings import Siblings
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.blocks.block_hash import SEED
 from runtime.blocks.xxh3 import block_hashes

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from baton_proto.generated import inference_pb2 as pb
-from router.views.siblings import Siblings
+from router.siblings import Siblings
 from router.views.status import StatusView
 
 QUESTION = "status"

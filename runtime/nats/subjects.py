@@ -7,7 +7,9 @@
 | `baton.<ns>.load.<worker_id>` | LoadReport | core NATS |
 | `baton.<ns>.charges.<router_id>` | ChargeReport | core NATS |
 | `baton.<ns>.router.<router_id>` | RouterReport | core NATS |
+| `baton.<ns>.rates.<router_id>` | RateReport | core NATS |
 | `baton.<ns>.ask.<router_id>.<question>` | questions of a router to another one | core NATS, request and reply |
+| `$KV.baton_<ns>_responses.<response_id>` | SavedResponse | bucket `baton_<ns>_responses` |
 | `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
 
@@ -37,6 +39,10 @@ def router_subject(namespace: str, router_id: str = ANY) -> str:
     return _subject(namespace, "router", router_id)
 
 
+def rates_subject(namespace: str, router_id: str = ANY) -> str:
+    return _subject(namespace, "rates", router_id)
+
+
 def ask_subject(namespace: str, router_id: str, question: str) -> str:
     return _subject(namespace, "ask", router_id, question)
 
@@ -51,6 +57,14 @@ def planner_stream(namespace: str) -> str:
 
 def planner_key(namespace: str, key: str = ANY) -> str:
     return _bucket_key(namespace, "planner", key)
+
+
+def responses_stream(namespace: str) -> str:
+    return _bucket_stream(namespace, "responses")
+
+
+def responses_key(namespace: str, response_id: str = ANY) -> str:
+    return _bucket_key(namespace, "responses", response_id)
 
 
 def workers_stream(namespace: str) -> str:

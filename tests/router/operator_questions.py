@@ -10,8 +10,8 @@ from router.index.prefix_hits import PrefixHits
 from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.decisions import DecisionLog
+from router.siblings import Siblings
 from router.views.explain import Explainer
-from router.views.siblings import Siblings
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView

@@ -1,7 +1,7 @@
 """A dialect is one way to ask for text over HTTP. Each reads its own bodies and writes its own answers; the request in
 between is the same."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -46,6 +46,12 @@ class Answer(Protocol):
     @property
     def go_on(self) -> GoOn | None:
         """Where the events of the dialect have numbers: told of the number when a client has the events before it."""
+        ...
+
+    @property
+    def saved(self) -> Awaitable[None] | None:
+        """To be awaited before the last event is sent, or the whole answer: it raises nothing. None: there is nothing
+        to wait for."""
         ...
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:

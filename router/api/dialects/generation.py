@@ -166,7 +166,10 @@ async def _collect(items: Items, answer: Answer) -> object:
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Finished):
-                return answer.whole(item)
+                whole = answer.whole(item)
+                if answer.saved is not None:
+                    await answer.saved
+                return whole
             if answer.of_prompts is not None:
                 for _ in answer.of_prompts.add_prompt(item):
                     await asyncio.sleep(0)
@@ -195,6 +198,8 @@ async def _send_events(events: EventStream, items: Items, answer: Answer, progre
                         events.add(chunk, progress.next_bookmark())
                     if piece.finish_reason is None:
                         await events.flush()
+        if answer.saved is not None:
+            await answer.saved
         events.add_done()
     except Exception as error:
         if not events.begun:

@@ -7,7 +7,7 @@ A body of IN_PLACE_BYTES is decoded in less than a millisecond; the shape of a l
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -35,13 +35,28 @@ Told = TypeVar("Told")
 Read = TypeVar("Read")
 
 
+class NotHereError(InvalidRequestError):
+    """`find`: looks elsewhere for what the body names, and says whether it is here now."""
+
+    def __init__(self, field: str, problem: str, find: Callable[[], Awaitable[bool]]) -> None:
+        self.find = find
+        super().__init__(field, problem)
+
+
 async def read_soon(
     lane: SideLane, deadline_s: float | None, read: Callable[[bytes, Told], Read], data: bytes, told: Told
 ) -> Read:
     """`read(data, told)`: a short body at once, a longer one in the lane. Raises what either raises."""
-    if len(data) <= IN_PLACE_BYTES:
-        return read(data, told)
-    return await lane.run(deadline_s, read, data, told)
+
+    async def read_now() -> Read:
+        return read(data, told) if len(data) <= IN_PLACE_BYTES else await lane.run(deadline_s, read, data, told)
+
+    try:
+        return await read_now()
+    except NotHereError as missing:
+        if not await missing.find():
+            raise
+    return await read_now()
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:

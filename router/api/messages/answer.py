@@ -39,7 +39,7 @@ def error_answer(status: int, error: ErrorBody, request_id: str) -> MessageError
 
 
 class MessageAnswer:
-    of_prompts = go_on = None
+    of_prompts = go_on = saved = None
 
     def __init__(self, message: Message, request_id: str, room: int | None = None) -> None:
         """`message`: with the tokens of the prompt, and nothing written. `room`: tokens that the context window leaves

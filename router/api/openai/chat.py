@@ -101,7 +101,7 @@ class ChatChunk(Struct, frozen=True):
 
 
 class ChatAnswer:
-    go_on = None
+    go_on = saved = None
 
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading

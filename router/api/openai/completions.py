@@ -37,7 +37,7 @@ class Completion(Struct, frozen=True):
 
 
 class CompletionAnswer:
-    go_on = None
+    go_on = saved = None
 
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading

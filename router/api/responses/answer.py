@@ -1,7 +1,7 @@
 """Makes a response of a request's pieces. A whole response is what the events of a streamed one add up to."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from msgspec import UNSET, Struct
 
@@ -28,7 +28,7 @@ from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasonin
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
 
-Keep = Callable[[Response], None]
+Keep = Callable[[Response], Awaitable[None] | None]
 
 
 class ResponseAnswer:
@@ -51,6 +51,7 @@ class ResponseAnswer:
         self._arguments = ""  # of the call of a custom tool that is being written
         self._reasoning_tokens = 0
         self._cut = False
+        self.saved: Awaitable[None] | None = None
 
     # --- what the endpoint calls ----------------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ class ResponseAnswer:
             finished.total_tokens,
         )
         if self._keep is not None:
-            self._keep(response)
+            self.saved = self._keep(response)
         yield ResponseEvent(f"response.{response.status}", self._next(), response)
 
     def failure(self, status: int, error: ErrorBody) -> Struct:

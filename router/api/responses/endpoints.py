@@ -1,6 +1,9 @@
 """`POST /v1/responses`, and what may be asked of a response that is kept."""
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import finalize
 
@@ -10,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from router.api.dialects.dialect import Asked
+from router.api.dialects.json_body import NotHereError
 from router.api.dialects.plain_request import enter_tenant
 from router.api.dialects.token_count import count_tokens
 from router.api.http.errors import ErrorAnswer, ErrorBody, error_response, openai_form
@@ -122,18 +126,20 @@ class ResponsesDialect:
             raise InvalidRequestError("previous_response_id", OFF)
         stored = self._store.get(response_id, tenant)
         if stored is None:
-            raise InvalidRequestError("previous_response_id", self._missing(response_id))
+            find = partial(self._store.find, response_id, tenant)
+            raise NotHereError("previous_response_id", self._missing(response_id), find)
         return stored.conversation
 
     def _missing(self, response_id: str) -> str:
-        held = f"for {self._store.ttl_s:g} s at most, in {self._store.limit_bytes} bytes, by the router that gave it"
+        held = f"for {self._store.ttl_s:g} s at most, in {self._store.limit_bytes} bytes"
         return f"{response_id[:100]!r} is not here: responses with store are kept {held}; send the whole input"
 
-    def _keep(self, response: Response) -> None:
+    def _keep(self, response: Response) -> Awaitable[None] | None:
         said = _spoken(response.output)
         argument_chars = sum(len(item.arguments or item.input or "") for item in response.output)
         conversation = Conversation(said, argument_chars, held_bytes(said))
-        self._store.finish(response.id, conversation, encode_json(response))
+        stored = self._store.finish(response.id, conversation, encode_json(response))
+        return None if stored is None else self._store.save(response.id, stored)
 
     async def retrieve(self, http: Request) -> HttpResponse:
         def stored(response_id: str, tenant: str) -> HttpResponse | None:
@@ -142,7 +148,7 @@ class ResponsesDialect:
             found = self._store.get(response_id, tenant)
             return None if found is None else HttpResponse(found.body, media_type="application/json")
 
-        return self._kept(http, stored)
+        return await self._kept(http, stored)
 
     async def delete(self, http: Request) -> HttpResponse:
         def deleted(response_id: str, tenant: str) -> HttpResponse | None:
@@ -150,13 +156,19 @@ class ResponsesDialect:
                 return None
             return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
-        return self._kept(http, deleted)
+        answered = await self._kept(http, deleted)
+        if answered.status_code == 200:
+            await self._store.forget(http.path_params["response_id"])
+        return answered
 
-    def _kept(self, http: Request, answer: Callable[[str, str], HttpResponse | None]) -> HttpResponse:
+    async def _kept(self, http: Request, answer: Callable[[str, str], HttpResponse | None]) -> HttpResponse:
         """`answer`: of a response's id and the tenant; None: the tenant has none of this id."""
         response_id = http.path_params["response_id"]
         try:
-            answered = answer(response_id, enter_tenant(http))
+            tenant = enter_tenant(http)
+            answered = answer(response_id, tenant)
+            if answered is None and await self._store.find(response_id, tenant):
+                answered = answer(response_id, tenant)
         except InvalidRequestError as error:
             return error_response(error, make_request_id(None)[0])
         if answered is not None:

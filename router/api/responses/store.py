@@ -1,5 +1,5 @@
 """Responses that may be gone on from: in this router's memory, for a time and within a number of bytes. Any thread may
-ask.
+ask, but for what other routers hold.
 
 A conversation lies here from the time that its answer begins, and nowhere else, so that the limit holds for what is
 being answered, too.
@@ -8,7 +8,7 @@ being answered, too.
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,7 +61,9 @@ class ResponseStore:
         with self._lock:
             self._expire()
             stored = self._by_id.get(response_id)
-        return stored if stored is not None and stored.tenant == tenant and stored.body else None
+            if stored is None or stored.tenant != tenant or stored.expires_s <= self._clock():
+                return None
+        return stored if stored.body else None
 
     def begin(self, response_id: str, tenant: str, asked: Conversation) -> Stored:
         """The response is being answered, perhaps again, for a client that goes on from an event. One that is larger
@@ -74,15 +76,24 @@ class ResponseStore:
             self._put(response_id, begun)
             return begun
 
-    def finish(self, response_id: str, said: Conversation, body: bytes) -> None:
+    def finish(self, response_id: str, said: Conversation, body: bytes) -> Stored | None:
         """The response is complete. Nothing is kept of one that has lost its place."""
         with self._lock:
             self._expire()
-            if (stored := self._by_id.get(response_id)) is not None:
-                self._drop(response_id)
-                whole = stored.conversation + said
-                expires_s = self._clock() + self.ttl_s
-                self._put(response_id, replace(stored, conversation=whole, body=body, expires_s=expires_s))
+            if (stored := self._by_id.get(response_id)) is None:
+                return None
+            self._drop(response_id)
+            whole = stored.conversation + said
+            expires_s = self._clock() + self.ttl_s
+            self._put(response_id, replace(stored, conversation=whole, body=body, expires_s=expires_s))
+            return self._by_id.get(response_id)
+
+    def adopt(self, response_id: str, tenant: str, whole: Conversation, body: bytes, left_s: float) -> None:
+        """Keeps another router's response for `left_s`."""
+        with self._lock:
+            self._expire()
+            if response_id not in self._by_id:
+                self._put(response_id, Stored(tenant, whole, body, self._clock() + left_s))
 
     def forget_unanswered(self, response_id: str, begun: Stored) -> None:
         """Nobody goes on with what has `begun`."""
@@ -98,6 +109,25 @@ class ResponseStore:
             if found:
                 self._drop(response_id)
             return found
+
+    def drop(self, response_id: str) -> None:
+        """Forgets a response that another router was told to forget."""
+        with self._lock:
+            if response_id in self._by_id:
+                self._drop(response_id)
+
+    # --- what other routers hold: a router alone has none ------------------------------------------------------------
+
+    def save(self, response_id: str, stored: Stored) -> Awaitable[None] | None:
+        """Stores a complete response where other routers find it. The result raises nothing; None: there are none."""
+        return None
+
+    async def find(self, response_id: str, tenant: str) -> bool:
+        """Whether the response is here now, after other routers' were looked through."""
+        return False
+
+    async def forget(self, response_id: str) -> None:
+        """The response was deleted here, and is to be wherever else it is."""
 
     def _put(self, response_id: str, stored: Stored) -> None:
         if stored.num_bytes > self.limit_bytes:

@@ -5,7 +5,8 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import httpx
 
@@ -20,17 +21,21 @@ REQUEST = pb.GenerateRequest(
     tokens=pb.TokenIds(ids=[3 + i % 200 for i in range(100)]),
     sampling=pb.SamplingOptions(temperature=0.0, max_tokens=4, ignore_eos=True),
 )
-BODY = {"model": "mock", "prompt": "hello", "max_tokens": 4}
+BODIES = {
+    "completions": {"prompt": "hello", "max_tokens": 4},
+    "responses": {"input": "hello", "max_output_tokens": 4},
+}
 AT_ONCE_S = 1.0
 
 
-async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and_their_trees_are_equal() -> None:
+async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and_both_know_the_same() -> None:
     async with running(**SERVICE) as (told, task):
         before, worker = dict(told.addresses), told.pids["decode-1"]
         assert before["router-1"] == before["router-2"]
         for router_id in ROUTERS:
             async with client_of(told, router_id) as client:
                 await client.generate(REQUEST, timeout_s=WAIT_S)
+        kept = [(await asked_over_http(told, "responses"))["id"] for _ in range(8)]  # by both
         async with client_of(told, "router-1") as of_the_dead:
             os.kill(told.pids["router-1"], signal.SIGKILL)
             await told.until({"event": "lost", "id": "router-1", "goes_on": True})
@@ -40,6 +45,8 @@ async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and
                 await asyncio.gather(asked_over_http(told), of_the_dead.generate(REQUEST, timeout_s=WAIT_S))
                 assert time.monotonic() - began_s < AT_ONCE_S
         assert (told.addresses, told.pids["decode-1"]) == (before, worker)
+        for response_id in kept:
+            await asked_over_http(told, "responses", previous_response_id=response_id)
         for router_id in ROUTERS:
             async with client_of(told, router_id) as client:
                 assert [worker.verdict for worker in await client.diff(pb.DiffRequest())] == [pb.DIFF_VERDICT_EQUAL]
@@ -60,7 +67,7 @@ async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_requ
             if answered == 20:
                 os.kill(told.pids["router-2"], signal.SIGTERM)
             await asyncio.gather(
-                *(asked_over_http(told, kept) for _ in range(8)),
+                *(asked_over_http(told, client=kept) for _ in range(8)),
                 asked_over_http(told),
                 grpc.generate(REQUEST, timeout_s=WAIT_S),
             )
@@ -68,14 +75,16 @@ async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_requ
         assert not task.done()
 
 
-async def asked_over_http(told: Told, client: httpx.AsyncClient | None = None) -> None:
-    """Without a client: on a connection of its own."""
-    if client is None:
-        async with httpx.AsyncClient(timeout=WAIT_S) as client:
-            await asked_over_http(told, client)
-        return
-    answer = await client.post(f"http://{told.addresses['router-1']['http']}/v1/completions", json=BODY)
+async def asked_over_http(
+    told: Told, dialect: str = "completions", client: httpx.AsyncClient | None = None, **more: str
+) -> dict[str, Any]:
+    """The answer. Without a client: on a connection of its own."""
+    body = {"model": "mock"} | BODIES[dialect] | more
+    async with httpx.AsyncClient(timeout=WAIT_S) if client is None else nullcontext(client) as http:
+        answer = await http.post(f"http://{told.addresses['router-1']['http']}/v1/{dialect}", json=body)
     assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """One status of several routers, and one that does not answer is left out of it."""
 
 from baton_proto.generated import inference_pb2 as pb
-from router.views.siblings import Siblings
+from router.siblings import Siblings
 from router.views.whole_status import QUESTION, merged
 from runtime.nats.client import NatsClient
 from tests.router.views.test_scrape_targets import nats as nats  # a fixture
