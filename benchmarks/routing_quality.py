@@ -1,7 +1,7 @@
 """Quality of routing: what a policy finds in caches and how long first tokens take, on many kinds of traffic.
 
     python -m benchmarks.routing_quality [--kinds conversation,agents | tuned | held-out | all] [--rates 1,6]
-        [--fleets mixed,split,unequal] [--seeds 0,1,2] [--requests N] [--host-tier 4]
+        [--fleets mixed,split,unequal] [--seeds 0,1,2] [--requests N] [--host-tier 4] [--routers 2]
         [--policies "Baton;Dynamo, scale 16"] [--processes 2] [--json FILE]
 
 The traffic runs in simulated time through the router's real placement, ledger and radix tree and the engine's real
@@ -18,6 +18,9 @@ its defaults and at prefill_load_scale 16; `static` for the best of several sett
 cell in hindsight, for mean and p99 apart. Regret is a time divided by the best that any policy has in the same cell.
 Goals: mean and p99 TTFT at most 1.02 times the best in every cell; at least 28 % of prompt tokens found in the
 whole conversation trace at rate 1 in a mixed fleet. Exit code 1 when a goal is missed.
+
+With --routers, as many routers place the requests, which come to one of them at random; `Baton, one router` is then one
+policy more, for the regret of several.
 
 With --host-tier, each worker also has host memory for KV, so many times as much as its device; what comes back from
 there costs what 50 GB/s take. The goal is then 35 %.
@@ -58,7 +61,7 @@ FLEETS = {
     "unequal": dataclasses.replace(FLEET, speeds=(1.0, 0.5)),
 }
 NOISE = 0.1  # of a prompt step's time
-OURS, STATIC = "Baton", "static"
+OURS, ALONE, STATIC = "Baton", "Baton, one router", "static"
 SETTINGS = ((4, 1, 1), (16, 3, 1), (16, 1, 0), (16, 7, 1), (1, 1, 0.25))  # prefill, overlap and load weights of STATIC
 POLICIES: dict[str, MakePolicy] = {
     "least loaded": LeastLoaded,
@@ -67,6 +70,7 @@ POLICIES: dict[str, MakePolicy] = {
     "Dynamo, scale 16": partial(Weighted, 16.0, 1.0, 1.0),
     **{f"{STATIC} {' '.join(map(str, setting))}": partial(Weighted, *setting) for setting in SETTINGS},
     OURS: partial(Placed, Weights()),
+    ALONE: partial(Placed, Weights()),
 }
 HALVES = {"tuned": TUNED, "held-out": HELD_OUT, "all": (*TUNED, *HELD_OUT)}
 GOAL_REGRET = 1.02
@@ -132,12 +136,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=FLEET.block_size, help="larger: quicker, and less exact")
     parser.add_argument("--kv-tokens", type=int, default=FLEET.tokens_per_worker, help="of each worker's device")
     parser.add_argument("--host-tier", type=float, default=0.0, help="host memory for KV, times the device's")
-    parser.add_argument(
-        "--policies", type=_policies, default=list(POLICIES), help=f"with ; between them: {'; '.join(POLICIES)}"
-    )
+    parser.add_argument("--routers", type=int, default=1, help="that place the requests")
+    parser.add_argument("--policies", type=_policies, help=f"with ; between them: {'; '.join(POLICIES)}")
     parser.add_argument("--processes", type=int, default=2, help="that simulate at a time")
     parser.add_argument("--json", type=Path, help="also write rows and runs there, with the machine and the command")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.policies = options.policies or [name for name in POLICIES if name != ALONE or options.routers > 1]
+    return options
 
 
 def _kinds(text: str) -> list[str]:
@@ -187,6 +192,7 @@ def _run(options: argparse.Namespace, job: tuple[Cell, str, float]) -> Run:
         tokens_per_worker=options.kv_tokens,
         host_tier=options.host_tier,
         noise=NOISE,
+        routers=1 if policy == ALONE else options.routers,
     )
     outcome = simulate(arrivals(requests, cell.rate, int(seed)), fleet, POLICIES[policy], int(seed))
     times = (outcome.mean_ttft_ms, outcome.ttft_ms(50), outcome.ttft_ms(99))

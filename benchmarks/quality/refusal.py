@@ -85,7 +85,7 @@ class Refusing(Run):
     @ending_copies
     def arrive(self, now_s: float, request: TraceRequest) -> None:
         self.until(now_s)
-        self.router.now_s = now_s
+        self._set_clock(now_s)
         fate = self.fates[request.number] = Fate(now_s, False)
         fate.refused = self._refuses(request, fate) if self._share is None else self._dice.random() >= self._share
         if fate.refused and self._probe is None and now_s > self._from_s and self._dice.random() < self._probes:
@@ -122,7 +122,7 @@ class Refusing(Run):
         return ttft_s <= self._due_s
 
     def _refuses(self, request: TraceRequest, fate: Fate) -> bool:
-        facts, due_ms = self.router.question(request), self.fleet.due_ms
+        facts, due_ms = self.routers[0].question(request), self.fleet.due_ms
         weighing = weigh(facts.request, facts.decode, facts.prefill, CONFIG, self._dice, due_ms=due_ms)
         fate.expected_s = weighing.decode.ttft_ms(weighing.decode.chosen) / 1e3
         try:

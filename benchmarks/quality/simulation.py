@@ -1,9 +1,12 @@
 """One run of a trace through a policy and simulated workers: discrete events, no waiting.
 
 Radix tree and load ledger are the router's own. It knows each worker's mean step times, as if it had been up for a
-while. Events reach the tree when their step ends. A prompt goes to its prefill worker when, between two steps, the
-decode worker has blocks for its KV. What a prefill worker has computed reaches the decode worker after the time that
-the router expects for what was not there when its blocks were reserved; the first token comes with it.
+while. Events reach the trees when their step ends. Several routers get the requests at random; each tells the others
+what it has charged, and only of its own prompts it knows where they are on their way to.
+
+A prompt goes to its prefill worker when, between two steps, the decode worker has blocks for its KV. What a prefill
+worker has computed reaches the decode worker after the time that the router expects for what was not there when its
+blocks were reserved; the first token comes with it.
 """
 
 import heapq
@@ -11,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, cycle
 
 import numpy as np
@@ -25,10 +29,12 @@ from router.placement.assignment import candidates
 from router.placement.candidates import Request
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
 from router.placement.weights import Weights
+from router.workers.charge_sharing import INTERVAL_S
 from router.workers.load import Charge, LoadLedger
 from runtime.discovery.worker_key import WorkerKey
 
 EXPECTED_S = 30.0  # as in PlacementConfig
+CHARGES_S = 2 * INTERVAL_S  # from a charge until the other routers know it: it waits for its turn, and travels
 SHIP_TOKEN_MS = Weights().ship_token_ms
 
 
@@ -44,6 +50,7 @@ class Fleet:
     expects: bool = False  # whether the router takes prompts that are on their way for cached
     due_ms: float = math.inf  # when each first token is due; infinite: at the engine's target
     noise: float = 0.0  # standard deviation of the logarithm of a prompt step's time
+    routers: int = 1
 
 
 @dataclass(slots=True)
@@ -70,11 +77,19 @@ class Router:
     """What a router knows of the workers, and the policy that it asks."""
 
     def __init__(
-        self, prefill: list[WorkerKey], decode: list[WorkerKey], fleet: Fleet, policy: MakePolicy, seed: int
+        self,
+        prefill: list[WorkerKey],
+        decode: list[WorkerKey],
+        fleet: Fleet,
+        policy: MakePolicy,
+        seed: int,
+        has_news: Callable[[], None],
     ) -> None:
+        """`has_news` is called when others do not know what this router has charged."""
         self.now_s = 0.0
         self.tree = RadixTree()
-        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s)
+        self.ledger = LoadLedger(fleet.block_size, 300.0, clock=lambda: self.now_s, has_news=has_news)
+        self.ledger.num_routers = fleet.routers
         self._prefill, self._decode = tuple(prefill), tuple(decode)
         self._block_size = fleet.block_size
         self._due_ms = fleet.due_ms
@@ -144,20 +159,28 @@ class Run:
                     noise=fleet.noise,
                     dice=dice,
                 )
-        self.router = Router(prefill, decode, fleet, policy, seed)
-        for key, worker in self.workers.items():
-            self.router.ledger.report(key, worker.load())
-            self.router.ledger.learn(key, worker.step_times)
+        self.routers = [
+            Router(prefill, decode, fleet, policy, seed + 1000 * number, partial(self._has_news, number))
+            for number in range(fleet.routers)
+        ]
+        self._telling: set[int] = set()  # routers whose message is on its way
+        self._turns = random.Random(f"{seed} routers")
+        self._router_of: dict[int, Router] = {}  # by request
+        for router in self.routers:
+            for key, worker in self.workers.items():
+                router.ledger.report(key, worker.load())
+                router.ledger.learn(key, worker.step_times)
         self._coming_kv: dict[int, Job] = {}  # by request: those that prefill workers compute, on their decode workers
         self._serial = count()
         # (time, serial number, worker, None or the job whose KV arrives). Without a job it is the end of a step; such
-        # an entry is skipped when the step was shortened.
+        # an entry is skipped when the step was shortened. A worker without a name is a router that tells the others.
         self._coming: list[tuple[float, int, WorkerKey, Job | None]] = []
 
     def arrive(self, now_s: float, request: TraceRequest) -> None:
         self.until(now_s)
-        self.router.now_s = now_s
-        decode, prefill, charge = self.router.choose(request)
+        self._set_clock(now_s)
+        router = self._router_of[request.number] = self._turns.choice(self.routers)
+        decode, prefill, charge = router.choose(request)
         job = new_job(request, self.fleet.block_size, now_s, charge, self.fleet.due_ms)
         if prefill is None:
             self._submit(decode, job, now_s)
@@ -173,8 +196,11 @@ class Run:
     def until(self, end_s: float) -> None:
         while self._coming and self._coming[0][0] <= end_s:
             now_s, _, key, job = heapq.heappop(self._coming)
+            self._set_clock(now_s)
+            if not key[0]:
+                self._tell_charges(key[1])
+                continue
             worker = self.workers[key]
-            self.router.now_s = now_s
             if job is not None:
                 job.first_token_s = now_s
                 self._first_token(job)
@@ -202,7 +228,8 @@ class Run:
 
     def _end_step(self, key: WorkerKey, worker: SimulatedWorker, now_s: float) -> None:
         ended = worker.end()
-        self.router.learn(key, ended.events)
+        for router in self.routers:
+            router.learn(key, ended.events)
         for prompt in ended.shipped:
             job = self._coming_kv.pop(prompt.request.number)
             job.found_tokens = prompt.sequence.num_cached_tokens
@@ -214,11 +241,28 @@ class Run:
         for job in ended.finished:
             job.charge.release()
         self._order_prompts(key, now_s)
-        self.router.ledger.report(key, worker.load())
+        for router in self.routers:
+            router.ledger.report(key, worker.load())
+
+    def _set_clock(self, now_s: float) -> None:
+        for router in self.routers:
+            router.now_s = now_s
+
+    def _has_news(self, number: int) -> None:
+        if len(self.routers) > 1 and number not in self._telling:
+            self._telling.add(number)
+            self._push(self.routers[number].now_s + CHARGES_S, ("", number))
+
+    def _tell_charges(self, number: int) -> None:
+        self._telling.discard(number)
+        for worker, totals in self.routers[number].ledger.take_changed().items():
+            for router in self.routers:
+                if router is not self.routers[number]:
+                    router.ledger.set_foreign(str(number), worker, totals)
 
     def _first_token(self, job: Job) -> None:
         self.note(job)
-        self.router.first_token(job.request)
+        self._router_of[job.request.number].first_token(job.request)
         job.charge.prefill_done()
 
     def note(self, job: Job) -> None:

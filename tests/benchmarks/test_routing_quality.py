@@ -145,7 +145,7 @@ def test_where_blocks_run_out_the_last_one_gives_its_own_back_and_is_computed_ag
     assert run.outcome.cached_tokens == 0, "what is computed again was not found"
     assert worker.scheduler.num_preemptions == 1
     assert worker.load() == WorkerLoad(blocks_total=10)
-    assert run.router.ledger.view(("decode-0", 1)) == LoadView(0, 0, 0)
+    assert run.routers[0].ledger.view(("decode-0", 1)) == LoadView(0, 0, 0)
 
 
 def test_a_pool_that_is_too_small_for_one_request_ends_the_run(tmp_path: Path) -> None:
