@@ -18,6 +18,7 @@ from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
 from router.api.operators.ui_endpoints import UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
+from router.api.pages.service import Metrics
 from router.api.responses.shared_store import SharedResponseStore
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
@@ -56,6 +57,7 @@ from router.views.status import StatusView
 from router.views.tree_diff import TreeDiff
 from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
+from router.views.whole_metrics import WholeMetrics
 from router.views.whole_status import WholeStatus
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
@@ -131,7 +133,9 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         if traces is not None:
             closing.push_async_callback(traces.close)
         store = await _response_store(config, nats, siblings)
-        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, parts.metrics, store)
+        shown = WholeMetrics(router_id, parts.metrics.exposition, siblings)
+        exposition = parts.metrics.exposition if config.router.replicas == 1 else shown.exposition
+        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, exposition, parts.metrics, store)
         addresses, grpc_api, http_server = await _open_apis(
             config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
         )
@@ -144,6 +148,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         closing.push_async_callback(reporter.close)
         leaving = Leaving(config, scraped_at, siblings)
         await leaving.start()
+        await shown.start(scraped_at)
         calm_collector()
         print_ready("router", router_id, addresses)
         log.info("ready", **addresses)
@@ -159,6 +164,7 @@ def _app(
     page: tuple[Feed, RequestViews, TreePicture] | None,
     traces: Traces | None,
     scrape_targets: ScrapeTargets,
+    exposition: Metrics,
     metrics: RouterMetrics,
     store: ResponseStore,
 ) -> ASGIApp:
@@ -168,7 +174,7 @@ def _app(
     has_key = keys.api is not None
     return create_app(
         frontend,
-        metrics.exposition,
+        exposition,
         scrape_targets.targets,
         keys.api,
         routes,

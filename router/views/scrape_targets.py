@@ -5,6 +5,7 @@ silent without leaving stays listed for SILENT_ROUTER_S, so that Prometheus sees
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
@@ -51,9 +52,12 @@ class ScrapeTargets:
     async def targets(self) -> list[Target]:
         self._planner = await self._ask_planner()
         self._forget_silent_routers()
-        found = [self._target(address, "router", name) for name, (address, _) in sorted(self._routers.items())]
+        routers = defaultdict[str, list[str]](list)  # by address: one that is asked tells of all that share it
+        for name, (address, _) in sorted(self._routers.items()):
+            routers[address].append(name)
+        found = [self._target(address, "router", _name(names)) for address, names in routers.items()]
         found += [
-            self._target(address, "worker", _name(list(workers)))
+            self._target(address, "worker", _name([record.worker_id for record in workers]))
             for address, workers in groupby(self._workers(), lambda record: record.metrics_address)
         ]
         return found + ([self._target(self._planner, "planner", "planner")] if self._planner else [])
@@ -95,7 +99,7 @@ class ScrapeTargets:
             self._routers[report.router_id] = (report.metrics_address, time.monotonic())
 
 
-def _name(workers: list[WorkerRecord]) -> str:
-    """The name of the process that these workers share."""
-    first, others = workers[0].worker_id, len(workers) - 1
+def _name(names: list[str]) -> str:
+    """The name of what shares an address: workers of a process, or routers."""
+    first, others = names[0], len(names) - 1
     return f"{first} and {others} more" if others else first

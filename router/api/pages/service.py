@@ -15,6 +15,7 @@ from router.api.wishes.validation import make_request_id
 from router.requests.frontend import Frontend
 from runtime.errors import UnknownModelError
 
+Metrics = Callable[[], bytes | Awaitable[bytes]]
 Targets = Callable[[], Awaitable[object]]
 
 
@@ -23,7 +24,7 @@ async def no_targets() -> object:
 
 
 class ServicePages:
-    def __init__(self, frontend: Frontend, metrics: Callable[[], bytes], targets: Targets) -> None:
+    def __init__(self, frontend: Frontend, metrics: Metrics, targets: Targets) -> None:
         self._frontend = frontend
         self._metrics = metrics
         self._targets = targets
@@ -60,7 +61,9 @@ class ServicePages:
         return json_response({"status": problem or "ready"}, 200 if problem is None else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
-        return Response(self._metrics(), headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
+        metrics = self._metrics()
+        text = metrics if isinstance(metrics, bytes) else await metrics
+        return Response(text, headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
     async def _list_targets(self, request: Request) -> Response:
         return json_response(await self._targets())

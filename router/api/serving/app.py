@@ -16,7 +16,7 @@ from router.api.http.json_response import RETRY_AFTER
 from router.api.http.key_guard import guarded
 from router.api.http.web_pages import WebPages
 from router.api.pages.openapi import openapi_routes
-from router.api.pages.service import ServicePages, Targets, no_targets
+from router.api.pages.service import Metrics, ServicePages, Targets, no_targets
 from router.api.pages.tokenization import DESCRIBED, TokenizationEndpoints
 from router.api.responses.store import ResponseStore
 from router.api.serving.spoken import described, form_at, more_routes, spoken
@@ -31,7 +31,7 @@ Around = Callable[[str, ASGIApp], ASGIApp]
 
 def create_app(
     frontend: Frontend,
-    metrics: Callable[[], bytes],
+    metrics: Metrics,
     targets: Targets = no_targets,
     keys: BearerKeys | None = None,
     operators_routes: Sequence[Route] = (),
@@ -40,7 +40,7 @@ def create_app(
     logins: FailedLogins | None = None,
     store: ResponseStore | None = None,
 ) -> ASGIApp:
-    """`metrics` returns the Prometheus text of this process, `targets` the addresses of every process's. With `keys`,
+    """`metrics` returns the text for Prometheus, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `around` is put around the endpoint of each path where text is asked for. `pages` says what web pages may ask;
     None: all. `logins` is told of wrong keys. `store` keeps responses; None: none are kept.
