@@ -4,6 +4,7 @@ import asyncio
 import functools
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from runtime.config.workers import WorkerEngine
 from runtime.config.yaml_file import read_yaml
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
-from runtime.telemetry.logging import configure_logging
+from runtime.telemetry.logging import configure_logging, set_level
 from worker.engines.table import NAMES, block_size_elsewhere
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -132,7 +133,8 @@ def up(
     """Start a service on this machine and stay in the foreground.
 
     Ctrl-C or SIGTERM drains: requests in flight end, new ones are refused. A second one ends everything at once. SIGHUP
-    drains where there is a terminal, which has gone then; elsewhere it opens the logs anew.
+    drains where there is a terminal, which has gone then; elsewhere it opens the logs anew and reads logging.level
+    again.
 
     With --ray the processes run on the Ray cluster at --address and stay there; `baton down` drains and ends them.
     """
@@ -145,7 +147,8 @@ def up(
         "planner": {"enabled": planner},
     }
     with errors_reported():
-        service = _service(config, functools.reduce(merged, map(nested, settings or ()), _given(flags)))
+        flags = functools.reduce(merged, map(nested, settings or ()), _given(flags))
+        service = _service(config, flags)
         tell = partial(print_news, as_json)
         if ray:
             if log_dir is not None:
@@ -156,31 +159,55 @@ def up(
         service = service.suited(machine)
         check_start(service.config, service.files, machine)
         service.tell_choice(machine, tell)
-        code = asyncio.run(_in_foreground(service.config, log_dir, tell))
+        reread = partial(_configuration, config, flags)
+        code = asyncio.run(_in_foreground(service.config, log_dir, tell, reread))
     raise typer.Exit(code)
 
 
 def _service(path: Path | None, flags: dict[str, Any]) -> Service:
     """Fetches or converts the model, once, with its progress on the terminal. Raises ConfigError, ModelError."""
-    config = with_overrides(load_config(path), flags, "flags")
+    config = _configuration(path, flags)
     configure_logging(config.logging, "baton")
     files = served_model(config, progress=True)
     config = msgspec.structs.replace(config, model=pinned(config.model, files))
     return Service(config, flags if path is None else merged(read_yaml(path), flags), files)
 
 
-async def _in_foreground(config: ServingConfig, log_dir: Path | None, tell: Tell) -> ExitCode:
+def _configuration(path: Path | None, flags: dict[str, Any]) -> ServingConfig:
+    """Raises ConfigError."""
+    return with_overrides(load_config(path), flags, "flags")
+
+
+async def _in_foreground(
+    config: ServingConfig, log_dir: Path | None, tell: Tell, reread: Callable[[], ServingConfig]
+) -> ExitCode:
     systemd = Systemd(os.environ)
 
     def tell_more(line: str, *, event: str, **fields: Any) -> None:
         systemd.hear(line, event)
         tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
-    run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more)
+    launcher, first = LocalLauncher(config, log_dir), reread()
+    run = ServiceRun(config, launcher, tell_more)
+
+    def renew() -> None:
+        """Takes of the configuration what may change while the service runs."""
+        try:
+            now = reread()
+        except ConfigError as error:
+            tell(f"error: {error}; the configuration stays as it was", event="refused")
+        else:
+            set_level(now.logging.level)
+            launcher.change_log_level(now.logging.level)
+            changed = [key for key in now.__struct_fields__ if getattr(now, key) != getattr(first, key)]
+            if others := [key for key in changed if key != "logging"]:
+                tell(f"{', '.join(others)}: what has changed there holds from the next start on", event="later")
+        run.reopen_logs()
+
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, lambda: (run.hurry if run.stop.is_set() else run.stop).set())
-    loop.add_signal_handler(signal.SIGHUP, run.stop.set if _has_terminal() else run.reopen_logs)
+    loop.add_signal_handler(signal.SIGHUP, run.stop.set if _has_terminal() else renew)
     watching = asyncio.create_task(systemd.watch(run.answers))
     try:
         return ExitCode.OK if await run.run() else ExitCode.FAILED

@@ -12,6 +12,7 @@ from runtime.address import parse_address
 from runtime.config.serving import ServingConfig, dump_config
 from runtime.processes.other_python import interpreter, package_links, with_model_folder
 from runtime.processes.process import Process
+from runtime.processes.serving import CONFIG_VARIABLE
 from runtime.security.keys import load_keys
 from worker.engines.table import row_of
 
@@ -40,7 +41,7 @@ def build_process(
     path = folder / f"{launch.name}.yaml"  # of its own: processes with one folder may have different engines
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1
-    environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder)}
+    environ = {**environment(threads), **launch.keys, **variables, "TMPDIR": str(folder), CONFIG_VARIABLE: str(path)}
     return ChildProcess(
         launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file, python
     )

@@ -15,7 +15,8 @@ from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
 from baton.service.own_log import make_log_folder
-from runtime.config.serving import ServingConfig, for_prefill_worker
+from runtime.config.serving import ServingConfig, dump_config, for_prefill_worker, load_config
+from runtime.config.surroundings import LogLevel
 from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
 from runtime.processes.process import Process
@@ -42,6 +43,7 @@ class LocalLauncher:
         self._short: ShortLogs | None = None
         self._shown: ShownLogs | None = None
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
+        self._level: LogLevel | None = None  # None: what the configuration says
         self._taken: dict[Process, dict[str, str]] = {}
         self._threads = config.engine.threads or max(1, self.machines.cores // max(1, sum(ranks)))
 
@@ -56,6 +58,12 @@ class LocalLauncher:
         process = build_process(launch, self._here(launch.config), self._folder.path, log_file, place)
         self._taken[process] = place
         return process
+
+    def change_log_level(self, level: LogLevel) -> None:
+        """Of processes to come, and in the files that those which live read again at SIGHUP."""
+        self._level = level
+        for path in self._folder.path.glob("*.yaml"):
+            path.write_text(dump_config(self._with_level(load_config(path))))
 
     def release(self, process: Process) -> None:
         self._places.give_back(self._taken.pop(process, {}))
@@ -89,7 +97,11 @@ class LocalLauncher:
         """Fills in the threads and the share of a GPU, which are the same for all processes."""
         share = max(config.engine.gpu_share, self._places.share)
         engine = msgspec.structs.replace(config.engine, threads=self._threads, gpu_share=share)
-        return msgspec.structs.replace(config, engine=engine)
+        return self._with_level(msgspec.structs.replace(config, engine=engine))
+
+    def _with_level(self, config: ServingConfig) -> ServingConfig:
+        level = self._level or config.logging.level
+        return msgspec.structs.replace(config, logging=msgspec.structs.replace(config.logging, level=level))
 
 
 def this_machine() -> Machines:

@@ -58,9 +58,12 @@ class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     internal_tls: Literal["auto", "on", "off"] = "auto"
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
 class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # debug, info, warning or error.
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    # debug, info, warning or error. SIGHUP to `baton up` reads it again.
+    level: LogLevel = "info"
     # console (key=value, for people) or json (one object per line).
     format: Literal["console", "json"] = "console"
 

@@ -5,15 +5,20 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from baton_proto.decoding import decoder
+from runtime.config.serving import load_config
+from runtime.errors import ConfigError
 from runtime.own_files import reopen_log
 from runtime.processes.process import Ready
+from runtime.telemetry.logging import set_level
 
 LOG_VARIABLE: Final = "BATON_LOG_FILE"  # the file that a process's stderr goes to
+CONFIG_VARIABLE: Final = "BATON_CONFIG_FILE"  # its configuration, which may change while it runs
 STDERR: Final = 2
 READY_PREFIX: Final = b"BATON_READY "
 
@@ -36,15 +41,19 @@ def read_ready(line: bytes) -> Ready | None:
 
 def stop_signal(*numbers: signal.Signals) -> asyncio.Event:
     """An event that SIGTERM and SIGINT set, or else `numbers`. To be called in the event loop of the main thread. In a
-    process whose stderr is a log of its own, SIGHUP opens the log anew."""
+    process whose stderr is a log of its own, SIGHUP opens the log anew and reads its level again."""
     stop = asyncio.Event()
     if path := os.environ.get(LOG_VARIABLE):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reopen_stderr, path)
+        config = os.environ.get(CONFIG_VARIABLE, "")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _renew_log, path, config)
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 
-def _reopen_stderr(path: str) -> None:
+def _renew_log(path: str, config: str) -> None:
     with contextlib.suppress(OSError):  # the old one is better than none
         reopen_log(path, STDERR)
+    if config:
+        with contextlib.suppress(ConfigError):
+            set_level(load_config(Path(config)).logging.level)

@@ -12,9 +12,10 @@ import sys
 from typing import Any, TextIO, cast
 
 import structlog
+from structlog._config import BoundLoggerLazyProxy
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from runtime.config.surroundings import LoggingConfig
+from runtime.config.surroundings import LoggingConfig, LogLevel
 from runtime.sparing import SparingFilter
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -45,11 +46,9 @@ _CURRENT_STDERR = cast(TextIO, _CurrentStderr())
 
 def configure_logging(config: LoggingConfig, process: str) -> None:
     """`process`: a name for every line, such as `router-1`."""
-    level = LEVELS[config.level]
     rendering = _rendering(config.format, process)
     structlog.configure(
         processors=[structlog.processors.add_log_level, *rendering],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(_CURRENT_STDERR),
         cache_logger_on_first_use=True,
     )
@@ -64,11 +63,21 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
         )
     )
     handler.addFilter(SparingFilter(STRANGERS_LINES, STRANGERS))
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(level)
-    for name in CHATTY_LIBRARIES:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
+    logging.getLogger().handlers = [handler]
+    set_level(config.level)
+
+
+def set_level(name: LogLevel) -> None:
+    """What is logged from now on; also by the loggers of modules, which keep the level of their first line."""
+    level = LEVELS[name]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    for module in list(sys.modules.values()):
+        for value in list(vars(module).values()):
+            if isinstance(value, BoundLoggerLazyProxy):
+                vars(value).pop("bind", None)
+    logging.getLogger().setLevel(level)
+    for library in CHATTY_LIBRARIES:
+        logging.getLogger(library).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
 
 
 def quieten_logging() -> None:

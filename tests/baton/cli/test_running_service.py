@@ -246,14 +246,18 @@ def test_a_service_that_was_told_no_folder_keeps_logs_shows_them_and_leaves_none
     assert not list(temporary.iterdir())
 
 
-def test_logs_that_were_moved_away_are_opened_anew_on_sighup(tmp_path: Path) -> None:
+def test_on_sighup_logs_that_were_moved_away_are_opened_anew_and_their_level_is_read_again(tmp_path: Path) -> None:
     logs, moved = tmp_path / "logs", tmp_path / "moved"
     with baton_up(tmp_path, "--log-dir", str(logs)) as up:
         moved.mkdir()
         for path in logs.glob("*.log"):
             path.rename(moved / path.name)
+        (tmp_path / "serving.yaml").write_text(f"{SERVING}\nlogging: {{level: warning}}\ndiscovery: {{ttl_s: 9}}\n")
         up.process.send_signal(signal.SIGHUP)
         assert up.process.stdout is not None
+        assert [json.loads(up.process.stdout.readline())["event"] for _ in range(2)] == ["later", "logs"]
+        (tmp_path / "serving.yaml").write_text(f"{SERVING}\nlogging: {{level: debug}}\n")
+        up.process.send_signal(signal.SIGHUP)
         assert json.loads(up.process.stdout.readline())["event"] == "logs"
         assert up.run("generate", "--prompt", "hi", "--max-tokens", "2").exit_code == 0
         up.process.send_signal(signal.SIGTERM)
@@ -261,6 +265,8 @@ def test_logs_that_were_moved_away_are_opened_anew_on_sighup(tmp_path: Path) -> 
     for name, words in (("router-1", "draining"), ("workers-1", "draining"), ("nats", "Exiting")):
         assert words in (logs / f"{name}.log").read_text()
         assert words not in (moved / f"{name}.log").read_text()
+    assert "[debug" in (logs / "router-1.log").read_text()
+    assert "[debug" not in (moved / "router-1.log").read_text()
 
 
 def test_the_next_service_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
