@@ -195,13 +195,17 @@ async def _in_foreground(
         try:
             now = reread()
         except ConfigError as error:
-            tell(f"error: {error}; the configuration stays as it was", event="refused")
+            tell(f"error: {error}; the configuration stays as it was", event="refused", reason=str(error))
         else:
             set_level(now.logging.level)
             launcher.change_log_level(now.logging.level)
             changed = [key for key in now.__struct_fields__ if getattr(now, key) != getattr(first, key)]
             if others := [key for key in changed if key != "logging"]:
-                tell(f"{', '.join(others)}: what has changed there holds from the next start on", event="later")
+                tell(
+                    f"{', '.join(others)}: what has changed there holds from the next start on",
+                    event="later",
+                    sections=others,
+                )
         run.reopen_logs()
 
     loop = asyncio.get_running_loop()
