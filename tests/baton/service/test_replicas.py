@@ -4,16 +4,21 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx
+import pytest
 
+from baton.service.launcher import Launcher
+from baton.service.local_launcher import LocalLauncher
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.config.serving import ServingConfig
 from runtime.security.secret import Secret
 from tests.baton.service.test_service_run import KEY, WAIT_S, Told, running
+from tests.ray_cluster import ray_cluster
 
 SERVICE = {"router": {"replicas": 2}, "workers": {"prefill": 0, "decode": 1}}
 ROUTERS = ["router-1", "router-2"]
@@ -28,8 +33,23 @@ BODIES = {
 AT_ONCE_S = 1.0
 
 
-async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and_both_know_the_same() -> None:
-    async with running(**SERVICE) as (told, task):
+@pytest.fixture(params=["here", pytest.param("on ray", marks=[pytest.mark.slow, pytest.mark.ray])])
+def launcher(request: pytest.FixtureRequest) -> Iterator[Callable[[ServingConfig], Launcher]]:
+    if request.param == "here":
+        yield LocalLauncher
+        return
+    from baton.service.on_ray.cluster import connected
+
+    with ray_cluster(head_cpus=4) as cluster, connected(cluster.address, "replicas"):
+        from baton.service.on_ray.launcher import RayLauncher
+
+        yield RayLauncher
+
+
+async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and_both_know_the_same(
+    launcher: Callable[[ServingConfig], Launcher],
+) -> None:
+    async with running(launcher, **SERVICE) as (told, task):
         before, worker = dict(told.addresses), told.pids["decode-1"]
         assert before["router-1"] == before["router-2"]
         for router_id in ROUTERS:

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from baton.service import service_run
+from baton.service.launcher import Launcher
 from baton.service.local_launcher import LocalLauncher
 from baton.service.service_run import ServiceRun
 from baton_proto.generated import inference_pb2 as pb
@@ -47,10 +48,12 @@ class Told:
 
 
 @asynccontextmanager
-async def running(**sections: object) -> AsyncIterator[tuple[Told, "asyncio.Task[bool]"]]:
+async def running(
+    launcher: Callable[[ServingConfig], Launcher] = LocalLauncher, **sections: object
+) -> AsyncIterator[tuple[Told, "asyncio.Task[bool]"]]:
     config = with_overrides(with_overrides(ServingConfig(model="mock"), TEST_DEFAULTS), sections)
     told = Told()
-    run = ServiceRun(config, LocalLauncher(config), told, os.environ | {OPERATOR_KEY_VARIABLE: KEY})
+    run = ServiceRun(config, launcher(config), told, os.environ | {OPERATOR_KEY_VARIABLE: KEY})
     task = asyncio.create_task(run.run())
     try:
         await told.until({"event": "serving"})
