@@ -11,7 +11,17 @@ import pytest
 from msgspec import inspect
 
 import baton_proto
-from baton_proto import charges, discovery, kv_events, planner_control, router_report, transfer, worker
+from baton_proto import (
+    charges,
+    discovery,
+    kv_events,
+    planner_control,
+    rates,
+    router_report,
+    saved_response,
+    transfer,
+    worker,
+)
 from baton_proto.decoding import decoder
 from engine.vllm.kv import messages
 
@@ -29,6 +39,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "load report": discovery.decode_load_report,
     "KV events": kv_events.decode_batch,
     "router report": router_report.decode_router_report,
+    "rates": rates.decode_rates,
     "greeting": worker.decode_greeting,
     "command": decoder(worker.WorkerCommand),
     "to decode": transfer.decode_to_decode,
@@ -40,6 +51,7 @@ JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "worker record": discovery.decode_record,
     "planner question": planner_control.decode_question,
     "planner answer": planner_control.decode_answer,
+    "saved response": saved_response.decode_saved_response,
 }
 
 

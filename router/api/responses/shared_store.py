@@ -26,12 +26,14 @@ from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.library import DiscardPolicy, js_errors
 from runtime.nats.subjects import responses_key, responses_stream
+from runtime.sparing import Sparing
 
 FORGET: Final = "forget_response"
 STORE_S: Final = 1.0  # that an answer's end, or a question, waits for NATS
 ID: Final = re.compile(r"resp_[0-9a-f]{32}")  # of a response; nothing else may become part of a subject
 
 log = structlog.get_logger()
+spare = Sparing(lines=2)
 _decode_messages = decoder(list[Message], json=True)
 
 
@@ -98,6 +100,4 @@ class SharedResponseStore(ResponseStore):
                     await self._nats.ensure_stream(self._bucket)
                     await self._nats.publish_stored(key, payload)
         except NATS_ERRORS as error:
-            log.warning(
-                "a response stays with this router alone", response=response_id, reason=str(error) or "no answer"
-            )
+            spare(log.warning, "a response stays with this router alone", reason=str(error) or "no answer")
