@@ -34,7 +34,7 @@ from router.workers.load import Charge, LoadLedger
 from runtime.discovery.worker_key import WorkerKey
 
 EXPECTED_S = 30.0  # as in PlacementConfig
-CHARGES_S = 2 * INTERVAL_S  # from a charge until the other routers know it: it waits for its turn, and travels
+TRAVEL_S = 0.001  # of what a router tells the others
 SHIP_TOKEN_MS = Weights().ship_token_ms
 
 
@@ -163,7 +163,7 @@ class Run:
             Router(prefill, decode, fleet, policy, seed + 1000 * number, partial(self._has_news, number))
             for number in range(fleet.routers)
         ]
-        self._telling: set[int] = set()  # routers whose message is on its way
+        self._told_s = [-INTERVAL_S] * fleet.routers  # when each has told the others, or will
         self._turns = random.Random(f"{seed} routers")
         self._router_of: dict[int, Router] = {}  # by request
         for router in self.routers:
@@ -173,7 +173,8 @@ class Run:
         self._coming_kv: dict[int, Job] = {}  # by request: those that prefill workers compute, on their decode workers
         self._serial = count()
         # (time, serial number, worker, None or the job whose KV arrives). Without a job it is the end of a step; such
-        # an entry is skipped when the step was shortened. A worker without a name is a router that tells the others.
+        # an entry is skipped when the step was shortened. A worker without a name is a router whose charges the others
+        # get to know.
         self._coming: list[tuple[float, int, WorkerKey, Job | None]] = []
 
     def arrive(self, now_s: float, request: TraceRequest) -> None:
@@ -249,12 +250,12 @@ class Run:
             router.now_s = now_s
 
     def _has_news(self, number: int) -> None:
-        if len(self.routers) > 1 and number not in self._telling:
-            self._telling.add(number)
-            self._push(self.routers[number].now_s + CHARGES_S, ("", number))
+        now_s = self.routers[number].now_s
+        if len(self.routers) > 1 and self._told_s[number] <= now_s:
+            self._told_s[number] = max(now_s, self._told_s[number] + INTERVAL_S)
+            self._push(self._told_s[number] + TRAVEL_S, ("", number))
 
     def _tell_charges(self, number: int) -> None:
-        self._telling.discard(number)
         for worker, totals in self.routers[number].ledger.take_changed().items():
             for router in self.routers:
                 if router is not self.routers[number]:
