@@ -44,6 +44,7 @@ from router.text.tokenizer import Tokenizer
 from router.tracing.grpc_calls import TraceCalls
 from router.tracing.traces import Traces, over_http
 from router.ui.feed import Feed
+from router.ui.parts import PageParts
 from router.ui.planner import PlannerWatch
 from router.ui.requests import RequestViews
 from router.ui.tree import TreePicture
@@ -128,7 +129,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         frontend = _frontend(config, files, generator, parts.metrics, grammars, limits)
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
-        page = _page(config, files, view, status, questions, nats) if config.router.ui else None
+        page = _page(config, files, view, status, questions, nats, siblings) if config.router.ui else None
         traces = _traces(config, router_id, frontend.model, parts.metrics)
         if traces is not None:
             closing.push_async_callback(traces.close)
@@ -140,6 +141,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
             config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
         )
         if page is not None:
+            await page[1].start()
             await page[0].start()
             closing.push_async_callback(page[0].close)
         scraped_at = with_host(addresses["http"], reached_at(config.router.host, config.nats.url, "router.host"))
@@ -161,7 +163,7 @@ def _app(
     keys: Keys,
     frontend: Frontend,
     questions: Questions,
-    page: tuple[Feed, RequestViews, TreePicture] | None,
+    page: tuple[Feed, PageParts, TreePicture] | None,
     traces: Traces | None,
     scrape_targets: ScrapeTargets,
     exposition: Metrics,
@@ -308,22 +310,29 @@ async def _questions(router_id: str, view: _View, status: StatusView, siblings: 
 
 
 def _page(
-    config: ServingConfig, files: ModelFiles, view: _View, status: StatusView, questions: Questions, nats: NatsClient
-) -> tuple[Feed, RequestViews, TreePicture]:
+    config: ServingConfig,
+    files: ModelFiles,
+    view: _View,
+    status: StatusView,
+    questions: Questions,
+    nats: NatsClient,
+    siblings: Siblings,
+) -> tuple[Feed, PageParts, TreePicture]:
     """What the live page shows."""
     parts, targets = view.parts, config.planner.targets
     about = {
-        "router": status.router_id,
+        "router": status.router_id if config.router.replicas == 1 else f"{config.router.replicas} routers",
         "model": _model_name(config, files),
         "block_size": config.engine.block_size,
         "layers": files.config.num_layers,
         "targets": {"ttft_ms": targets.ttft_ms, "itl_ms": targets.itl_ms},
     }
-    requests = RequestViews(parts.metrics.recent, questions.explain)
-    workers = WorkerRows(parts.pool, view.ledger, parts.metrics, status.note)
+    recent = parts.metrics.recent
+    page = PageParts(status.router_id, parts.queue, parts.metrics, RequestViews(recent, questions.explain), siblings)
+    workers = WorkerRows(parts.pool, view.ledger, status.note)
     planner = PlannerWatch(lambda: ask_plan(nats, PLANNER_TIMEOUT_S))
-    feed = Feed(about, parts.pool, parts.queue, parts.metrics, workers, requests, planner)
-    return feed, requests, TreePicture(questions.tree)
+    feed = Feed(about, parts.pool, page, recent, workers, planner)
+    return feed, page, TreePicture(questions.tree)
 
 
 def _frontend(

@@ -16,11 +16,12 @@ import msgspec
 import structlog
 from msgspec import UNSET, Struct, UnsetType
 
-from router.counters.metrics import RouterMetrics
-from router.requests.admission import AdmissionQueue, QueueView
+from router.counters.recent import Recent
+from router.requests.admission import QueueView
 from router.ui.history import History, Point
+from router.ui.parts import PageParts, flows_of, lines_of, queue_of, totals_of
 from router.ui.planner import Decision, PlannerWatch
-from router.ui.requests import RequestLine, RequestViews
+from router.ui.requests import RequestLine
 from router.ui.workers import WorkerRow, WorkerRows
 from router.workers.pool import WorkerPool
 from runtime.end_task import end_tasks
@@ -67,20 +68,18 @@ class Feed:
         self,
         about: dict[str, Any],
         pool: WorkerPool,
-        queue: AdmissionQueue,
-        metrics: RouterMetrics,
+        parts: PageParts,
+        recent: Recent,
         workers: WorkerRows,
-        requests: RequestViews,
         planner: PlannerWatch,
     ) -> None:
         """`about`: what never changes, for the page."""
         fields = {"workers": WorkerRow, "points": Point, "requests": RequestLine}
         self._about = about | {"fields": {name: kind.__struct_fields__ for name, kind in fields.items()}}
         self._pool = pool
-        self._queue = queue
-        self._metrics = metrics
+        self._parts = parts
+        self._recent = recent
         self._workers = workers
-        self._requests = requests
         self._planner = planner
         self._history = History()
         self._decided_s = 0.0  # time of the last decision that was told
@@ -88,7 +87,7 @@ class Feed:
         self._number = 0  # of the last message
         self._kept: deque[bytes] = deque(maxlen=KEPT)
         self._whole = b""  # all that is known at the last message; empty: nobody has asked for it
-        self._last = Update(0.0, queue.view())
+        self._last = Update(0.0, queue_of([parts.own(watched=False)]))
         self._lines: list[RequestLine] = []
         self._told = asyncio.Event()  # set with the next message
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,22 +155,24 @@ class Feed:
 
     async def _tick(self) -> None:
         watched = bool(self._viewers)  # who comes from here on waits for the next message
-        changed, gone = await self._workers.changes() if watched else ([], [])
+        parts = await self._parts.all(watched=watched)
+        changed, gone = await self._workers.changes(flows_of(parts)) if watched else ([], [])
         transfers = self._transfers()
-        queue, now_s = self._queue.view(), time.time()
+        queue, now_s = queue_of(parts), time.time()
         point = self._history.sample(
             now_s,
             time.monotonic(),
-            self._metrics.totals,
-            self._metrics.streamed_tokens,
+            totals_of(parts),
+            sum(part.streamed_tokens for part in parts),
             sum(transfer[-1] for transfer in transfers),
             queue,
             (len(self._pool.prefill_keys()), len(self._pool.decode_keys())),
             self._planner.wanted,
+            {(part.router_id, part.incarnation) for part in parts},
         )
         if not watched:
             return
-        lines = self._requests.lines()
+        lines = lines_of(parts)
         self._last = Update(
             round(now_s, 3),
             queue,
@@ -208,10 +209,10 @@ class Feed:
         return self._whole
 
     def _transfers(self) -> list[Transfer]:
-        """Transfers since the last call, by pair of workers, the most bytes first."""
+        """Transfers of this router's requests since the last call, by pair of workers, the most bytes first."""
         number: Counter[tuple[str, str, str]] = Counter()
         num_bytes: Counter[tuple[str, str, str]] = Counter()
-        for decode_worker, handoff in self._metrics.recent.take_handoffs():
+        for decode_worker, handoff in self._recent.take_handoffs():
             pair = (handoff.prefill_worker, decode_worker, handoff.transport)
             number[pair] += 1
             num_bytes[pair] += handoff.kv_bytes

@@ -1,6 +1,7 @@
 """Points of the page's curves: one per second, over the last minutes."""
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
 from msgspec import Struct
@@ -41,6 +42,7 @@ class History:
         self.points: deque[Point] = deque(maxlen=POINTS)
         self._latencies: deque[tuple[Counts, Counts]] = deque(maxlen=WINDOW + 1)  # TTFT and ITL histograms
         self._before: tuple[float, Counts] | None = None
+        self._counted_by: Collection[object] = ()
 
     def sample(
         self,
@@ -52,9 +54,14 @@ class History:
         queue: QueueView,
         ready: tuple[int, int],
         wanted: tuple[int, int] | None,
+        counted_by: Collection[object] = (),
     ) -> Point | None:
-        """Adds the next point. `clock_s`: monotonic. `kv_bytes`: since the last call. None for the first call, which
-        has nothing to compare with."""
+        """Adds the next point. `clock_s`: monotonic. `kv_bytes`: since the last call. `counted_by`: the routers whose
+        totals these are. None for the first call, and for others' totals than the last ones, because there is nothing
+        to compare with."""
+        if counted_by != self._counted_by:
+            self._counted_by, self._before = counted_by, None
+            self._latencies.clear()
         counts = (totals.arrivals, totals.input_tokens, streamed_tokens)
         before, self._before = self._before, (clock_s, counts)
         self._latencies.append((tuple(totals.ttft), tuple(totals.itl)))

@@ -1,12 +1,12 @@
 """The workers as rows: all of them for who begins to watch, then those that have changed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
-from router.counters.metrics import Flow, RouterMetrics
+from router.counters.metrics import Flow
 from router.views.gauges import shown_state
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
@@ -30,28 +30,25 @@ class WorkerRow(Struct, frozen=True, array_like=True):
     leases: int
     queued_prefill_tokens: int
     step_ms: float
-    prompt_tokens: int  # this and the next two: counters, as this router saw them
+    prompt_tokens: int  # this and the next two: counters, as the routers saw them
     cached_tokens: int
     output_tokens: int
     note: str
 
 
 class WorkerRows:
-    def __init__(
-        self, pool: WorkerPool, ledger: LoadLedger, metrics: RouterMetrics, note: Callable[[PooledWorker], str]
-    ) -> None:
+    def __init__(self, pool: WorkerPool, ledger: LoadLedger, note: Callable[[PooledWorker], str]) -> None:
         self.rows: dict[str, WorkerRow] = {}
         self._pool = pool
         self._ledger = ledger
-        self._metrics = metrics
         self._note = note
 
-    async def changes(self) -> tuple[list[WorkerRow], list[str]]:
-        """(rows that are new or differ, ids of workers that are gone) since the last call. Other tasks run between
-        slices of the workers."""
+    async def changes(self, flows: Mapping[str, Flow]) -> tuple[list[WorkerRow], list[str]]:
+        """(rows that are new or differ, ids of workers that are gone) since the last call. `flows`: by worker id. Other
+        tasks run between slices of the workers."""
         changed: list[WorkerRow] = []
         for number, worker in enumerate(list(self._pool.workers.values()), 1):
-            row = self._row(worker)
+            row = self._row(worker, flows)
             if self.rows.get(row.worker_id) != row:
                 self.rows[row.worker_id] = row
                 changed.append(row)
@@ -62,9 +59,9 @@ class WorkerRows:
             del self.rows[worker_id]
         return changed, gone
 
-    def _row(self, worker: PooledWorker) -> WorkerRow:
+    def _row(self, worker: PooledWorker, flows: Mapping[str, Flow]) -> WorkerRow:
         record, load = worker.record, self._ledger.reported(worker.key)
-        flow = self._metrics.flows.get(worker.key) or Flow()
+        flow = flows.get(record.worker_id) or Flow()
         return WorkerRow(
             record.worker_id,
             record.role,

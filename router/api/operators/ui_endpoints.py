@@ -21,16 +21,17 @@ from router.api.http.json_response import json_response
 from router.api.http.server_sent_events import ENCODED_HEADERS
 from router.api.operators.guard import OperatorsGuard
 from router.ui.feed import Feed
-from router.ui.requests import RequestViews
+from router.ui.parts import PageParts
 from router.ui.tree import TreePicture
 
+JSON = "application/json"
 BUSY = "as many viewers as the router takes watch already"
 
 
 class UiEndpoints:
-    def __init__(self, feed: Feed, requests: RequestViews, tree: TreePicture, guard: OperatorsGuard) -> None:
+    def __init__(self, feed: Feed, parts: PageParts, tree: TreePicture, guard: OperatorsGuard) -> None:
         self._feed = feed
-        self._requests = requests
+        self._parts = parts
         self._tree = tree
         self._guard = guard
         self._page, self._headers = _page()
@@ -50,8 +51,8 @@ class UiEndpoints:
         return json_response(await self._tree.picture())
 
     async def _show_request(self, request: Request) -> Response:
-        story = self._requests.story(request.path_params["request_id"])
-        return _refusal(404, "this request is not remembered") if story is None else json_response(story)
+        story = await self._parts.story(request.path_params["request_id"])
+        return Response(story, media_type=JSON) if story else _refusal(404, "this request is not remembered")
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = await self._guard.refusal(Request(scope))

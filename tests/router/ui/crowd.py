@@ -14,6 +14,7 @@ from router.api.operators.ui_endpoints import UiEndpoints
 from router.counters.metrics import Flow, RouterMetrics
 from router.requests.admission import AdmissionQueue
 from router.ui.feed import Feed
+from router.ui.parts import PageParts
 from router.ui.planner import PlannerWatch
 from router.ui.requests import RequestViews
 from router.ui.tree import TreePicture
@@ -23,6 +24,7 @@ from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
 from runtime.errors import UnavailableError
 from runtime.security.secret import Secret
+from tests.router.operator_questions import NO_SIBLINGS
 
 BLOCKS = 1000
 LINK = cast(Any, SimpleNamespace(connected=True, failed=False))
@@ -46,22 +48,22 @@ class Crowd:
         for role, count in (("prefill", prefill), ("decode", decode)):
             for number in range(count):
                 self.add(f"{role}-{number + 1}", role)
-        self.requests = RequestViews(self.metrics.recent, cast(Explainer, explainer))
+        requests = RequestViews(self.metrics.recent, cast(Explainer, explainer))
+        self.parts = PageParts("router-0", self.queue, self.metrics, requests, NO_SIBLINGS)
         about = {"router": "router-0", "model": "tiny", "block_size": 16, "layers": 2}
         self.feed = Feed(
             about | {"targets": {"ttft_ms": 1000.0, "itl_ms": 50.0}},
             self.pool,
-            self.queue,
-            self.metrics,
-            WorkerRows(self.pool, self.ledger, self.metrics, lambda worker: worker.misfit),
-            self.requests,
+            self.parts,
+            self.metrics.recent,
+            WorkerRows(self.pool, self.ledger, lambda worker: worker.misfit),
             PlannerWatch(self._plan),
         )
         self.plan: Plan | None = None
         self._dice = random.Random(1)
 
     def endpoints(self, operators: Sequence[Secret]) -> UiEndpoints:
-        return UiEndpoints(self.feed, self.requests, TreePicture(cast(Any, NoTree())), OperatorsGuard(operators))
+        return UiEndpoints(self.feed, self.parts, TreePicture(cast(Any, NoTree())), OperatorsGuard(operators))
 
     def add(self, worker_id: str, role: str, state: str = "ready") -> PooledWorker:
         record = WorkerRecord(

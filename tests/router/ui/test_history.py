@@ -22,6 +22,16 @@ def test_a_point_has_the_rates_since_the_one_before() -> None:
     assert point.ttft_p50_ms is None
 
 
+def test_counts_of_other_routers_are_compared_with_their_own_alone() -> None:
+    history, counts = History(), totals()
+    history.sample(1.0, 1.0, counts, 0, 0, QUEUE, (1, 1), None, {"a"})
+    counts.arrivals, counts.ttft[9] = 5000, 100
+    assert history.sample(2.0, 2.0, counts, 9000, 0, QUEUE, (1, 1), None, {"a", "b"}) is None
+    point = history.sample(3.0, 3.0, counts, 9001, 0, QUEUE, (1, 1), None, {"a", "b"})
+    assert point is not None
+    assert (point.requests_per_s, point.output_tokens_per_s, point.ttft_p50_ms) == (0.0, 1.0, None)
+
+
 def test_percentiles_are_those_of_the_last_seconds_alone() -> None:
     history, counts = History(), totals()
     for second in range(WINDOW + 3):

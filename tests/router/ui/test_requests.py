@@ -3,6 +3,7 @@ from router.counters.recent import MAX_REQUESTS
 from router.counters.tally import RequestTally
 from router.placement.cost import TERMS
 from router.text.tokenizer import Tokenizer
+from router.ui.parts import lines_of
 from router.ui.requests import LISTED, RequestViews
 from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import PROMPT, collect, request, routing, stream, then_fail
@@ -56,12 +57,12 @@ def test_the_callers_id_means_its_latest_request_and_an_unknown_one_nothing() ->
     assert views.story("nobody") is None
 
 
-def test_no_more_requests_are_remembered_and_listed_than_bounds_say() -> None:
+async def test_no_more_requests_are_remembered_and_listed_than_bounds_say() -> None:
     crowd = Crowd(0, 1)
     for number in range(MAX_REQUESTS + 10):
         with RequestTally(crowd.metrics, f"r{number}", 5):
             pass
     assert len(crowd.metrics.recent.requests) == MAX_REQUESTS
-    assert [line.request_id for line in crowd.requests.lines()] == [
+    assert [line.request_id for line in lines_of(await crowd.parts.all(watched=True))] == [
         f"r{MAX_REQUESTS + 9 - number}" for number in range(LISTED)
     ]
