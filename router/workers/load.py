@@ -256,8 +256,10 @@ class LoadLedger:
         if worker not in self._accounts and totals == NOTHING:
             return
         account = self._account(worker)
-        before = account.by_router.get(router, NOTHING)
+        before, queued = account.by_router.get(router, NOTHING), account.queues
         account.set_foreign(router, totals)
+        if account.queues and not queued:
+            account.step_began_s = self._clock()  # else it would look like a worker whose step takes long
         self._stale.add(account)
         if account.own == NOTHING and not account.by_router and account.reported == NO_LOAD:
             self._close_account(worker)  # perhaps of a worker that is gone

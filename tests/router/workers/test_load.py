@@ -199,6 +199,18 @@ def test_a_step_begins_with_a_report_or_with_a_prompt_for_an_idle_worker(ledger:
     first.release()
 
 
+def test_a_prompt_of_another_router_begins_a_step_on_an_idle_worker_and_no_other_one(
+    ledger: LoadLedger, clock: Clock
+) -> None:
+    began_us = []
+    ledger.report(D, WorkerLoad(blocks_total=100))
+    for seconds, totals in ((5, Totals(1, 300, 40)), (1, Totals(2, 500, 60)), (1, NOTHING), (1, Totals(1, 9, 1))):
+        clock.now_s += seconds
+        ledger.set_foreign("r1", D, totals)
+        began_us.append(int(ledger.columns((D,))[0, 4]) - ledger.now_us)
+    assert began_us == [0, -1_000_000, -2_000_000, 0]
+
+
 def test_the_report_knows_how_much_of_a_long_prompt_is_computed(ledger: LoadLedger, clock: Clock) -> None:
     clock.now_s += 10
     ledger.report(D, WorkerLoad())
