@@ -7,13 +7,9 @@ refuses until that is made up for. What a caller takes at other routers is taken
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from runtime.errors import RateLimitError
 from runtime.security.callers import Caller
-
-UNITS: Final = ("requests", "tokens")
-"""What is limited, in the order of an account's buckets."""
 
 
 class Bucket:
@@ -45,15 +41,16 @@ class Bucket:
 
 
 class Account:
-    """What one key's caller has asked for. `changed` is called when the caller has taken something here."""
+    """What one key's caller has asked for. `changed` is called with the key's name when the caller has
+    taken something here."""
 
     def __init__(
-        self, caller: Caller, clock: Callable[[], float], changed: Callable[[str], None] = lambda key: None
+        self, caller: Caller, clock: Callable[[], float], changed: Callable[[str], None] | None = None
     ) -> None:
         self._clock = clock
         self._changed = changed
         self.key = caller.key
-        self.buckets = [
+        self.buckets = [  # of requests, of tokens
             None if per_minute is None else Bucket(per_minute, clock())
             for per_minute in (caller.requests_per_minute, caller.tokens_per_minute)
         ]
@@ -61,21 +58,25 @@ class Account:
 
     def admit(self) -> None:
         """Takes one request. Raises RateLimitError."""
+        requests, tokens = self.buckets
+        if requests is tokens is None:
+            return
         now_s = self._clock()
-        for bucket, unit in zip(self.buckets, UNITS, strict=True):
+        for bucket, unit in ((requests, "requests"), (tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
                 raise RateLimitError(unit, bucket.per_minute, wait_s)
-        self._take(0, 1, now_s)
+        if requests is not None:
+            requests.take(1, now_s)
+            self.taken[0] += 1
+            if self._changed is not None:
+                self._changed(self.key)
 
     def spend(self, tokens: int) -> None:
-        self._take(1, tokens, self._clock())
-
-    def _take(self, which: int, amount: int, now_s: float) -> None:
-        bucket = self.buckets[which]
-        if bucket is not None:
-            bucket.take(amount, now_s)
-            self.taken[which] += amount
-            self._changed(self.key)
+        if (bucket := self.buckets[1]) is not None:
+            bucket.take(tokens, self._clock())
+            self.taken[1] += tokens
+            if self._changed is not None:
+                self._changed(self.key)
 
 
 class RateLimits:
@@ -83,7 +84,7 @@ class RateLimits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.changed: Callable[[str], None] = lambda key: None  # called with the key's name
+        self.changed: Callable[[str], None] | None = None  # of accounts that are opened from then on
         self.opened: Callable[[Account], None] = lambda account: None
         self._accounts: dict[Caller, Account] = {}
         self.by_key: dict[str, Account] = {}  # the last of each key
@@ -92,7 +93,7 @@ class RateLimits:
         """A caller whose line has changed begins anew."""
         account = self._accounts.get(caller)
         if account is None:
-            account = self._accounts[caller] = Account(caller, self.clock, lambda key: self.changed(key))
+            account = self._accounts[caller] = Account(caller, self.clock, self.changed)
             self.by_key[caller.key] = account
             self.opened(account)
         return account

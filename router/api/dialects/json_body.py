@@ -47,16 +47,14 @@ async def read_soon(
     lane: SideLane, deadline_s: float | None, read: Callable[[bytes, Told], Read], data: bytes, told: Told
 ) -> Read:
     """`read(data, told)`: a short body at once, a longer one in the lane. Raises what either raises."""
-
-    async def read_now() -> Read:
-        return read(data, told) if len(data) <= IN_PLACE_BYTES else await lane.run(deadline_s, read, data, told)
-
     try:
-        return await read_now()
+        if len(data) <= IN_PLACE_BYTES:
+            return read(data, told)
+        return await lane.run(deadline_s, read, data, told)
     except NotHereError as missing:
         if not await missing.find():
             raise
-    return await read_now()
+    return await lane.run(deadline_s, read, data, told)
 
 
 def decode_body(data: bytes, kind: type[Plain]) -> Plain:
