@@ -57,7 +57,6 @@ class ResponseAnswer:
 
     def go_on(self, number: int) -> None:
         self._number = number
-        self._logprobs = []  # the client has them
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         if not self._begun:

@@ -16,7 +16,8 @@ from runtime.errors import InvalidRequestError
 DIFFERS = "cannot be gone on from: made again, the answer has other tokens than those sent; send the request without it"
 
 GoOn = Callable[[int], None]
-"""Called before the last piece of which the client has an event, with the number of events before that piece."""
+"""Called before the last piece of which the client has an event, with the number of events before that piece, in
+streams of one choice."""
 
 
 class Progress:
@@ -38,8 +39,7 @@ class Progress:
         self._field = ""
         self._go_on = go_on
         if last is not None:
-            self._field, self._ending_told = last.field, last.ending
-            self._number = last.number - last.ending - sum(one.events for one in told)
+            self._field, self._number, self._ending_told = last.field, last.number, last.ending
 
     def take(self, piece: Piece) -> Piece | None:
         """Returns the piece to send now; None: it is sent with the next one. Raises InvalidRequestError when the
@@ -48,10 +48,10 @@ class Progress:
             return piece
         self._index = piece.index
         choice = self._choices[piece.index]
+        choice.begin, choice.events, choice.skipped = choice.tokens, 0, 0
         choice.tokens += len(piece.token_ids)
         choice.check = read_on(choice.check, piece.token_ids)
         choice.ended = piece.finish_reason is not None
-        choice.begin, choice.events, choice.skipped = choice.told, 0, 0
         self._skips = False
         return piece if choice.behind is None else self._catch_up(piece, choice, choice.behind)
 
@@ -61,11 +61,10 @@ class Progress:
         if self._skips:
             return None
         choice = self._choices[self._index]
-        choice.told = choice.tokens
         choice.events += 1
-        self._number += 1
         if choice.events <= choice.skipped:
             return None
+        self._number += 1
         end = "!" if choice.ended else ""
         self._told[self._index] = (
             f"{choice.tokens}.{choice.tokens - choice.begin}.{choice.events}.{choice.check:x}{end}"
@@ -75,8 +74,10 @@ class Progress:
     def next_of_ending(self) -> str | None:
         """The bookmark of the next event behind all pieces."""
         self._ending += 1
+        if self._ending <= self._ending_told:
+            return None
         self._number += 1
-        return self.last_bookmark() if self._ending > self._ending_told else None
+        return self.last_bookmark()
 
     def last_bookmark(self) -> str:
         if not self._marks:
@@ -98,7 +99,7 @@ class Progress:
             self._differs()
         choice.begin, choice.skipped, choice.behind = behind.tokens - behind.piece, behind.events, None
         if self._go_on is not None:
-            self._go_on(self._number)
+            self._go_on(self._number - behind.events)
         whole, choice.held = merged(choice.held), []
         return whole
 
@@ -107,13 +108,12 @@ class Progress:
 
 
 class _Choice:
-    __slots__ = ("begin", "behind", "check", "ended", "events", "held", "skipped", "tokens", "told")
+    __slots__ = ("begin", "behind", "check", "ended", "events", "held", "skipped", "tokens")
 
     def __init__(self, behind: Told) -> None:
         self.behind = behind if behind.events else None  # what the client has; None: the answer is as far
         self.tokens = 0  # of all pieces that were taken
-        self.told = 0  # of those up to the last one with an event
-        self.begin = 0  # `told` before the piece
+        self.begin = 0  # of those before the piece
         self.check = NOTHING_READ  # of `tokens`
         self.events = 0  # of the piece
         self.skipped = 0  # events of the piece that the client has
