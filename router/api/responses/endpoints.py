@@ -1,7 +1,5 @@
 """`POST /v1/responses`, and what may be asked of a response that is kept."""
 
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
