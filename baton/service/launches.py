@@ -18,7 +18,7 @@ from runtime.errors import ConfigError
 from runtime.security.nats_login import split_url
 
 ROUTER = "router"  # the module
-ROUTER_ID = "router-1"  # the first one, which takes the ports
+ROUTER_ID = "router-1"  # the first one
 MAY_DIFFER = {"nats", "workers", "planner", "ray", "logging"}  # from one supervisor of a service to the next
 
 

@@ -103,7 +103,7 @@ class Supervisor:
                 await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
             await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._start_routers([launch for launch in missing if launch.module == ROUTER]))
+                group.create_task(self._start_routers(group, [launch for launch in missing if launch.module == ROUTER]))
                 for launch in missing:
                     if launch.module != ROUTER:
                         group.create_task(self._start(launch))
@@ -272,11 +272,15 @@ class Supervisor:
             self.children.starting.discard(launch.name)
         await self._until_ready(launch.name, process)
 
-    async def _start_routers(self, launches: Sequence[Launch]) -> None:
-        """The first one takes the ports, and the others the same ones."""
+    async def _start_routers(self, group: asyncio.TaskGroup, launches: Sequence[Launch]) -> None:
+        """All take the same ports. Where free ones are wanted the first router finds them."""
+        taken = [self.ready[name].addresses for name in self.routers if name in self.ready]
+        if launches and not taken and 0 in (self.config.router.http_port, self.config.router.grpc_port):
+            first, *launches = launches
+            await self._start(first)
+            taken = [self.ready[first.name].addresses]
         for launch in launches:
-            ready = next((self.ready[name] for name in self.routers if name in self.ready), None)
-            await self._start(launch if ready is None else msgspec.structs.replace(launch, addresses=ready.addresses))
+            group.create_task(self._start(msgspec.structs.replace(launch, addresses=taken[0] if taken else {})))
 
     async def _begin(self, process: Process) -> None:
         try:
