@@ -46,7 +46,7 @@ def tell(routers: list[Router], teller: Router, *, full: bool = False, lost: boo
 @settings(max_examples=200, deadline=None)
 @given(steps)
 def test_each_router_has_left_what_one_that_sees_all_has(steps: list[tuple[int, int, float, str]]) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     routers = [Router(f"router-{number}", clock) for number in range(3)]
     one = Account(CALLER, clock)
     for router in routers:

@@ -8,9 +8,7 @@ from router.siblings import Siblings
 from router.ui.parts import PageParts, flows_of, lines_of, queue_of, totals_of
 from router.ui.requests import RequestViews
 from runtime.nats.client import NatsClient
-from tests.router.ui.crowd import Crowd
-from tests.router.ui.test_requests import _NothingExplained
-from tests.router.views.test_scrape_targets import nats as nats  # a fixture
+from tests.router.ui.crowd import Crowd, NothingExplained
 
 NAMES = ["router-1", "router-2"]
 
@@ -19,7 +17,7 @@ async def test_any_router_shows_the_queue_counts_and_requests_of_all(nats: NatsC
     crowds, parts = [], []
     for name in NAMES:
         crowd = Crowd(0, 1)
-        views = RequestViews(crowd.metrics.recent, _NothingExplained())  # type: ignore[arg-type]
+        views = RequestViews(crowd.metrics.recent, NothingExplained())  # type: ignore[arg-type]
         crowds.append(crowd)
         parts.append(PageParts(name, crowd.queue, crowd.metrics, views, Siblings(nats, name, lambda: NAMES)))
         await parts[-1].start()

@@ -5,7 +5,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.siblings import Siblings
 from router.views.whole_metrics import WholeMetrics
 from runtime.nats.client import NatsClient
-from tests.router.views.test_scrape_targets import nats as nats  # a fixture
 
 TEXT = b"""# HELP a_total How many.
 # TYPE a_total counter

@@ -4,7 +4,6 @@ from baton_proto.generated import inference_pb2 as pb
 from router.siblings import Siblings
 from router.views.whole_status import QUESTION, merged
 from runtime.nats.client import NatsClient
-from tests.router.views.test_scrape_targets import nats as nats  # a fixture
 
 
 def seen_by(
