@@ -19,6 +19,7 @@ from runtime.config.serving import ServingConfig
 from runtime.security.secret import Secret
 from tests.baton.service.test_service_run import KEY, WAIT_S, Told, running
 from tests.ray_cluster import ray_cluster
+from tests.service import running_service
 
 SERVICE = {"router": {"replicas": 2}, "workers": {"prefill": 0, "decode": 1}}
 ROUTERS = ["router-1", "router-2"]
@@ -31,6 +32,7 @@ BODIES = {
     "responses": {"input": "hello", "max_output_tokens": 4},
 }
 AT_ONCE_S = 1.0
+WINDOW_S = 1.5
 
 
 @pytest.fixture(params=["here", pytest.param("on ray", marks=[pytest.mark.slow, pytest.mark.ray])])
@@ -93,6 +95,28 @@ async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_requ
             )
             answered += 10
         assert not task.done()
+
+
+async def test_of_routers_that_end_together_one_serves_the_drain_window() -> None:
+    router = {"replicas": 2, "drain_window_s": WINDOW_S}
+    async with running_service("mock", 0, 1, router=router) as service, asyncio.timeout(WAIT_S):
+        end_s = time.monotonic() + WINDOW_S
+        stopping = asyncio.create_task(service.supervisor.stop())
+        codes = [200]
+        while codes[-1]:
+            assert codes[-1] == 200 or time.monotonic() >= end_s
+            codes.append(await code_of_a_new_connection(f"{service.http_url}/v1/completions"))
+        assert time.monotonic() >= end_s
+        assert await stopping
+
+
+async def code_of_a_new_connection(url: str) -> int:
+    """0: there is none."""
+    try:
+        async with httpx.AsyncClient(timeout=WAIT_S) as http:
+            return (await http.post(url, json={"model": "mock"} | BODIES["completions"])).status_code
+    except httpx.TransportError:
+        return 0
 
 
 async def asked_over_http(
