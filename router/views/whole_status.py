@@ -65,6 +65,7 @@ def _worker(worker_id: str, views: Sequence[pb.StatusResponse]) -> pb.WorkerStat
     for other in others:
         if other.incarnation == first.incarnation:
             _add(whole, other, FLOW)
+    whole.used = len(seen) == len(views) and all(worker.used for worker in seen.values())
     notes = {view.router_id: _note(seen.get(view.router_id), first) for view in views}
     if len(set(notes.values())) > 1:
         whole.note = "; ".join(f"{router_id}: {note}" for router_id, note in notes.items() if note)

@@ -44,6 +44,14 @@ def test_a_note_says_which_router_sees_a_worker_otherwise() -> None:
     }
 
 
+def test_a_worker_is_used_when_every_router_uses_it() -> None:
+    def of(*used: bool) -> list[pb.WorkerStatus]:
+        return [pb.WorkerStatus(worker_id=f"{number}", used=one) for number, one in enumerate(used)]
+
+    whole = merged([seen_by("a", *of(True, True, False, True)), seen_by("b", *of(True, False, True))])
+    assert [worker.used for worker in whole.workers] == [True, False, False, False]
+
+
 async def test_a_question_reaches_all_others_and_waits_for_none_that_has_gone(nats: NatsClient) -> None:
     names = {"a", "b", "c", "gone"}
     routers = {name: Siblings(nats, name, lambda: names) for name in sorted(names - {"gone"})}
