@@ -64,17 +64,21 @@ def configure_logging(config: LoggingConfig, process: str) -> None:
     )
     handler.addFilter(SparingFilter(STRANGERS_LINES, STRANGERS))
     logging.getLogger().handlers = [handler]
-    set_level(config.level)
+    _filter(config.level)
 
 
 def set_level(name: LogLevel) -> None:
     """What is logged from now on; also by the loggers of modules, which keep the level of their first line."""
+    _filter(name)
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if type(value) is BoundLoggerLazyProxy:  # isinstance would ask foreign objects, some of which warn
+                vars(value).pop("bind", None)
+
+
+def _filter(name: LogLevel) -> None:
     level = LEVELS[name]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
-    for module in list(sys.modules.values()):
-        for value in list(vars(module).values()):
-            if isinstance(value, BoundLoggerLazyProxy):
-                vars(value).pop("bind", None)
     logging.getLogger().setLevel(level)
     for library in CHATTY_LIBRARIES:
         logging.getLogger(library).setLevel(max(level, logging.WARNING) if level > logging.DEBUG else level)
