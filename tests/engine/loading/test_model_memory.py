@@ -1,6 +1,7 @@
 """A model that sleeps and wakes answers as before, at the same addresses, and leaves nothing behind."""
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,11 +120,11 @@ def test_fifty_cycles_leak_nothing(loaded: Loaded) -> None:
     loaded.memory.sleep(1)
     loaded.memory.wake()
     gc.collect()
-    files, mappings = open_files(), Path("/proc/self/maps").read_text().count("\n")
+    files, mappings = Counter(name for _, name in open_files()), Path("/proc/self/maps").read_text().count("\n")
     for level in [1, 2] * 25:
         loaded.memory.sleep(level)
         loaded.memory.wake()
-    assert open_files() <= files
+    assert Counter(name for _, name in open_files()) <= files  # the last memory may have another number
     assert Path("/proc/self/maps").read_text().count("\n") <= mappings + 2  # the allocator may keep a piece
 
 
