@@ -8,6 +8,7 @@ from baton_proto.discovery import WorkerLoad, prefill_pairs
 from router.workers.account import FREEING_S, NOTHING, QUEUED_TOKENS, REPORT_DELAY_S, LoadView, Totals
 from router.workers.load import Charge, LoadLedger
 from runtime.config.step_times import StepTimes
+from runtime.step_rule import AGING
 from tests.clock import Clock
 
 D, P = ("d", 1), ("p", 1)
@@ -266,11 +267,11 @@ def test_what_lets_a_new_prompt_go_first_is_left_out_and_what_has_waited_is_not(
     worker = ("d", 1)
     ledger.report(worker, WorkerLoad())
     ledger.charge("old book", worker, None, 1000, 1000)
-    now_s += 3.0
+    now_s += 0.9 / AGING
     ledger.charge("book", worker, None, 1000, 1000)
     ledger.charge("note", worker, None, 50, 50)
     assert ledger.columns((worker,))[0, QUEUED_TOKENS] == 2050
-    assert ledger.columns_before((worker,), 200)[0, QUEUED_TOKENS] == 1050, "3 s of waiting are 0.9 s of work"
+    assert ledger.columns_before((worker,), 200)[0, QUEUED_TOKENS] == 1050, "its waiting counts as 0.9 s of work"
     assert ledger.columns_before((worker,), 50)[0, QUEUED_TOKENS] == 50
     assert ledger.columns_before((worker,), 1000)[0, QUEUED_TOKENS] == 2050
     assert ledger.columns((worker,))[0, QUEUED_TOKENS] == 2050, "and nothing is forgotten"
