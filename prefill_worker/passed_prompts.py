@@ -14,12 +14,12 @@ from baton_proto.timeline import micros
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillPassed, PrefillRequest
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence
-from prefill_worker.prefill_stream import PrefillStreams
+from prefill_worker.prefill_stream import PrefillStreams, sequence_of
 from runtime.streams.message_stream import MessageStream
 from worker.requests.in_flight import InFlight
 from worker.requests.peers import Peers
 from worker.runtime import WorkerRuntime
-from worker.stamps import chunks_of, due_at
+from worker.stamps import chunks_of
 from worker.stream_server import Handler
 
 
@@ -57,16 +57,8 @@ class PassedPrompts(Peers):
         if problem := self._problem(stream, request, len(token_ids)):
             self._refuse(stream, request.request_id, "refused", problem)
             return
-        sequence = Sequence(
-            f"{request.request_id}@{stream.peer}/{next(self._serial)}",
-            token_ids,
-            request.num_prompt_tokens,
-            request.sampling,
-            priority=request.priority,
-            prefill_only=True,
-            hash_seed=request.hash_seed,
-            due_s=due_at(request.due_ms),
-        )
+        name = f"{request.request_id}@{stream.peer}/{next(self._serial)}"
+        sequence = sequence_of(request, name, token_ids)
         prompt = Prompt(request.request_id, stream, sequence)
         problem = f"the prompt was not computed within {request.timeout_s:.1f} s"
         late = Failure("deadline", problem, retryable=False, worker_id=self._runtime.worker_id)

@@ -6,11 +6,33 @@ import structlog
 
 from baton_proto.decoding import decoder
 from baton_proto.worker import PrefillCancel, PrefillCommand, PrefillRequest
+from engine.sequences.sequence import Sequence
+from runtime.grammar.matcher import Matcher
 from runtime.streams.message_stream import MessageStream
+from worker.stamps import due_at
 
 decode_command = decoder(PrefillCommand)
 
 log = structlog.get_logger()
+
+
+def sequence_of(
+    request: PrefillRequest, name: str, token_ids: list[int], *, pinned: bool = False, matcher: Matcher | None = None
+) -> Sequence:
+    """What the engine is given for a prompt. `name`: the sequence's."""
+    return Sequence(
+        name,
+        token_ids,
+        request.num_prompt_tokens,
+        request.sampling,
+        priority=request.priority,
+        prefill_only=True,
+        pinned=pinned,
+        hash_seed=request.hash_seed,
+        hint=request.hint,
+        matcher=matcher,
+        due_s=due_at(request.due_ms),
+    )
 
 
 class PrefillStreams:

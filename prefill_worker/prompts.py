@@ -15,9 +15,8 @@ import structlog
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.worker import PREFILL, Failure, PrefillFailed, PrefillRequest
 from engine.sequences.output import StepOutput
-from engine.sequences.sequence import Sequence
 from kvtransfer.prefill_side.push import PushResult
-from prefill_worker.prefill_stream import PrefillStreams
+from prefill_worker.prefill_stream import PrefillStreams, sequence_of
 from prefill_worker.push_plan import PushPlan
 from prefill_worker.shipping import Shipping, ShippingJob
 from runtime.errors import UnavailableError
@@ -27,7 +26,6 @@ from worker.requests.compiling import Compiling
 from worker.requests.in_flight import InFlight
 from worker.requests.peers import Peers
 from worker.runtime import WorkerRuntime
-from worker.stamps import due_at
 from worker.stream_server import Handler
 
 log = structlog.get_logger()
@@ -101,19 +99,8 @@ class Prompts(Peers):
         self, stream: MessageStream, request: PrefillRequest, token_ids: list[int], matcher: Matcher | None
     ) -> None:
         layout = self._runtime.assembly.layout
-        sequence = Sequence(
-            f"{request.request_id}@{stream.peer}/{next(self._serial)}",
-            token_ids,
-            request.num_prompt_tokens,
-            request.sampling,
-            priority=request.priority,
-            prefill_only=True,
-            pinned=True,
-            hash_seed=request.hash_seed,
-            hint=request.hint,
-            matcher=matcher,
-            due_s=due_at(request.due_ms),
-        )
+        name = f"{request.request_id}@{stream.peer}/{next(self._serial)}"
+        sequence = sequence_of(request, name, token_ids, pinned=True, matcher=matcher)
         grant = request.grant
         assert grant is not None, "_problem() has seen it"
         plan = PushPlan(len(token_ids), grant.skip_tokens, layout.block_size)
