@@ -52,10 +52,10 @@ class StepBudget:
         pairs = token_pairs(prompt.start, prompt.left)
         return times.prefill_token_ms * prompt.left + times.prefill_pair_ms * pairs
 
-    def rank(self, prompt: Prompt) -> float:
-        """The lowest goes first. A prompt that is due sooner counts as if it had come earlier."""
-        waited_ms = self._targets.ttft_ms - prompt.due_ms if prompt.due_ms < inf else 0.0
-        return rank(self.work_ms(prompt), waited_ms)
+    def rank(self, work_ms: float, due_ms: float) -> float:
+        """The lowest goes first. A prompt that is due sooner counts as if it had come earlier. work_ms: what is left of
+        it; due_ms: as in Prompt."""
+        return rank(work_ms, self._targets.ttft_ms - due_ms if due_ms < inf else 0.0)
 
     def prompt_ms(self, num_readers: int, context_tokens: int, queue_ms: float) -> float:
         """What prompts may take of the next step beside the readers. queue_ms: work of all prompts."""

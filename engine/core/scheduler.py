@@ -42,6 +42,7 @@ class DeadEnd(NamedTuple):
 class _Ranked(NamedTuple):
     key: tuple[int, bool, float, int]
     prompt: Prompt
+    work_ms: float
     sequence: Sequence
 
 
@@ -233,7 +234,7 @@ class Scheduler:
         if not prompts:
             return []
         context_tokens = sum([item.end for item in decode])
-        queue_ms = sum(self.budget.work_ms(one.prompt) for one in prompts)
+        queue_ms = sum(one.work_ms for one in prompts)
         budget_ms = self.budget.prompt_ms(len(decode), context_tokens, queue_ms)
         items: list[ScheduledSequence] = []
         copied: list[Sequence] = []
@@ -273,9 +274,10 @@ class Scheduler:
             else:
                 start, end = sequence.num_scheduled_tokens, sequence.num_prefill_tokens
             prompt = Prompt(start, end - start, (sequence.due_s - now_s) * 1e3)
+            work_ms = self.budget.work_ms(prompt)
             priority, arrival = sequence.order
-            key = priority, not sequence.num_output_tokens, self.budget.rank(prompt), arrival
-            ranked.append(_Ranked(key, prompt, sequence))
+            key = priority, not sequence.num_output_tokens, self.budget.rank(work_ms, prompt.due_ms), arrival
+            ranked.append(_Ranked(key, prompt, work_ms, sequence))
         ranked.sort()
         return ranked
 

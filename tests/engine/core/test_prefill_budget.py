@@ -34,10 +34,13 @@ def test_prompts_have_half_of_a_step_when_decoding_alone_misses_the_target() -> 
 
 
 def test_little_work_goes_first_and_what_is_due_sooner_before_its_like() -> None:
+    def rank(left: int, due_ms: float) -> float:
+        return made.rank(made.work_ms(Prompt(0, left, due_ms)), due_ms)
+
     made = budget()
-    assert made.rank(Prompt(0, 100, 1000.0)) < made.rank(Prompt(0, 8000, 1000.0))
-    assert made.rank(Prompt(0, 8000, 100.0)) < made.rank(Prompt(0, 8000, 1000.0))
-    assert made.rank(Prompt(0, 100, inf)) == made.rank(Prompt(0, 100, 1000.0))
+    assert rank(100, 1000.0) < rank(8000, 1000.0)
+    assert rank(8000, 100.0) < rank(8000, 1000.0)
+    assert rank(100, inf) == rank(100, 1000.0)
 
 
 @pytest.mark.parametrize(
