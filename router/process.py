@@ -121,11 +121,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
         grammars.start()
         closing.callback(grammars.close)
-        limits = RateLimits()
-        if keys.api is not None and config.router.replicas > 1:
-            sharing = LimitSharing(nats, siblings, limits, router_id)
-            await sharing.start()
-            closing.push_async_callback(sharing.close)
+        limits = await _rate_limits(config, keys, nats, siblings, router_id, closing)
         frontend = _frontend(config, files, generator, parts.metrics, grammars, limits)
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
@@ -185,6 +181,17 @@ def _app(
         logins=metrics.logins,
         store=store,
     )
+
+
+async def _rate_limits(
+    config: ServingConfig, keys: Keys, nats: NatsClient, siblings: Siblings, router_id: str, closing: AsyncExitStack
+) -> RateLimits:
+    limits = RateLimits()
+    if keys.api is not None and config.router.replicas > 1:
+        sharing = LimitSharing(nats, siblings, limits, router_id)
+        await sharing.start()
+        closing.push_async_callback(sharing.close)
+    return limits
 
 
 async def _response_store(config: ServingConfig, nats: NatsClient, siblings: Siblings) -> ResponseStore:
