@@ -36,6 +36,11 @@ NOT_OURS: Final = "is not the id of an event that this service sent; send the re
 OF_ANOTHER: Final = "is the id of an event of another request: a stream goes on only for the very same body"
 
 
+def told_text(tokens: int, piece: int, events: int, check: int, ended: bool) -> str:
+    """The fields of a Told as a bookmark has them; a stream makes no Told for each event."""
+    return f"{tokens}.{piece}.{events}.{check:x}{'!' if ended else ''}"
+
+
 class Told(Struct, frozen=True):
     """How much of a choice has been told."""
 
@@ -46,7 +51,7 @@ class Told(Struct, frozen=True):
     ended: bool = False  # the piece is the last one
 
     def __str__(self) -> str:
-        return f"{self.tokens}.{self.piece}.{self.events}.{self.check:x}{'!' * self.ended}"
+        return told_text(self.tokens, self.piece, self.events, self.check, self.ended)
 
 
 class Origin(Struct, frozen=True):

@@ -8,7 +8,7 @@ again with a piece of these bounds, the answer has the same events up to there.
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from router.api.resuming.bookmark import MAX_CHOICES, NOTHING_READ, Bookmark, Origin, Told, read_on
+from router.api.resuming.bookmark import MAX_CHOICES, NOTHING_READ, Bookmark, Origin, Told, read_on, told_text
 from router.parsing.events import joined
 from router.requests.request import Parsed, Piece
 from runtime.errors import InvalidRequestError
@@ -65,10 +65,8 @@ class Progress:
         if choice.events <= choice.skipped:
             return None
         self._number += 1
-        end = "!" if choice.ended else ""
-        self._told[self._index] = (
-            f"{choice.tokens}.{choice.tokens - choice.begin}.{choice.events}.{choice.check:x}{end}"
-        )
+        piece = choice.tokens - choice.begin
+        self._told[self._index] = told_text(choice.tokens, piece, choice.events, choice.check, choice.ended)
         return self.last_bookmark()
 
     def next_of_ending(self) -> str | None:
