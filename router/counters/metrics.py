@@ -2,7 +2,7 @@
 what others keep and a scrape reads is in router/views/gauges.py."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Final
 
@@ -54,6 +54,9 @@ class Flow:
     prompt_tokens: int = 0  # of prompts that the worker ran, once their first token has come
     cached_tokens: int = 0  # part of these that nobody had to compute
     output_tokens: int = 0  # that the worker decoded
+
+
+FLOW: Final = tuple(field.name for field in fields(Flow))
 
 
 class RouterMetrics(ProcessMetrics):

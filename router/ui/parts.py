@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -11,7 +12,7 @@ import msgspec
 from baton_proto.decoding import decoder
 from baton_proto.page_part import MAJOR, PagePart, WorkerFlow, decode_page_part, encode_page_part
 from baton_proto.router_report import BUCKETS, RouterTotals
-from router.counters.metrics import Flow, RouterMetrics
+from router.counters.metrics import FLOW, Flow, RouterMetrics
 from router.requests.admission import AdmissionQueue, QueueView
 from router.siblings import Siblings
 from router.ui.requests import LISTED, RequestLine, RequestViews
@@ -49,10 +50,7 @@ class PageParts:
 
     def own(self, *, watched: bool) -> PagePart:
         view, metrics = self._queue.view(), self._metrics
-        flows = [
-            WorkerFlow(key[0], flow.prompt_tokens, flow.cached_tokens, flow.output_tokens)
-            for key, flow in (metrics.flows.items() if watched else ())
-        ]
+        flows = [WorkerFlow(key[0], **asdict(flow)) for key, flow in (metrics.flows.items() if watched else ())]
         lines = _encode_lines(self._requests.lines()) if watched else b""
         return PagePart(
             version=MAJOR,
@@ -108,7 +106,7 @@ def flows_of(parts: Sequence[PagePart]) -> Mapping[str, Flow]:
     sums: dict[str, Counter[str]] = {}
     for flow in (flow for part in parts for flow in part.flows):
         counted = sums.setdefault(flow.worker_id, Counter())
-        for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+        for name in FLOW:
             counted[name] += getattr(flow, name)
     return {worker_id: Flow(**counted) for worker_id, counted in sums.items()}
 

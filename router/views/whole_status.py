@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from baton_proto.generated import inference_pb2 as pb
+from router.counters.metrics import FLOW
 from router.siblings import Siblings
 from router.views.status import StatusView
 
 QUESTION = "status"
 QUEUE = ("waiting", "running", "capacity")
 TOTALS = (
-    *("requests", "prompt_tokens", "cached_tokens", "output_tokens"),
+    *("requests", *FLOW),
     *("events_refused", "events_malformed", "event_gaps", "snapshots"),
 )
-FLOW = ("prompt_tokens", "cached_tokens", "output_tokens")  # of a worker
 """Numbers that are summed. All others are the asked router's: trees are alike, and workers report to every router."""
 
 
