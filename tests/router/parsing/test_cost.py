@@ -1,9 +1,7 @@
 """What parsing costs, counted in calls and in characters: a longer text costs no more per character."""
 
 import re
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from router.parsing import reader
 from router.parsing.events import Arguments, CallBegun, Event, Reasoning, Text, joined
 from router.parsing.families import REASONING_FAMILIES, TOOL_FAMILIES
 from router.parsing.parser import Parser
+from tests.router.parsing.calls import counted_calls
 
 SHORT, LONG = 1000, 4000  # characters, about
 MOST_GROWTH = 1.25  # of the cost per character; a quadratic cost would be fourfold
@@ -53,21 +52,12 @@ def cost(family: str, text: str, piece: int) -> int:
     """Calls, and characters that were copied or searched, while a text comes in pieces and events are joined."""
     parser = Parser(TOOL_FAMILIES[family], REASONING_FAMILIES["think"], lambda: "id", {})
     parser._reader._text = Counted(parser._reader._text)
-    calls = Counted.copied = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    Counted.copied = 0
+    with counted_calls() as calls:
         for begin in range(0, len(text), piece):
             joined(parser.push(text[begin : begin + piece]))
         joined(parser.end(cut=False))
-    finally:
-        sys.setprofile(before)
-    return calls + Counted.copied
+    return calls.number + Counted.copied
 
 
 def written(before: str, unit: str, after: str, num_chars: int) -> str:

@@ -2,8 +2,6 @@
 
 import ast
 import json
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from router.parsing.events import Arguments, CallBegun, Event, Text, joined
 from router.parsing.families import TOOL_FAMILIES
 from router.parsing.parser import Parser
 from router.parsing.python_literals import MAX_DEPTH
+from tests.router.parsing.calls import counted_calls
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 KEYS = st.text() | st.integers() | st.booleans() | st.none()
@@ -80,19 +79,10 @@ def test_brackets_nest_up_to_a_limit(depth: int) -> None:
 def test_no_piece_of_a_long_argument_costs_more_than_a_first_one(unit: str) -> None:
     """In calls: a list of 40,000 characters was read at once when it closed."""
     text = "[f(a=[" + unit * (40_000 // len(unit)) + "])]"
-    ours, calls, costs = parser(), 0, list[int]()
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    ours, costs = parser(), list[int]()
+    with counted_calls() as calls:
         for at in range(0, len(text), 20):
-            calls = 0
+            calls.number = 0
             ours.push(text[at : at + 20])
-            costs.append(calls)
-    finally:
-        sys.setprofile(before)
+            costs.append(calls.number)
     assert max(costs) <= 2 * max(costs[:10])
