@@ -61,6 +61,7 @@ from router.views.weights_control import WeightsControl
 from router.views.whole_metrics import WholeMetrics
 from router.views.whole_status import WholeStatus
 from router.workers.charge_sharing import ChargeSharing
+from router.workers.left_answers import Recall, recall_from
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from router.workers.step_speed import StepSpeeds
@@ -122,7 +123,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         grammars.start()
         closing.callback(grammars.close)
         limits = await _rate_limits(config, keys, nats, siblings, router_id, closing)
-        frontend = _frontend(config, files, generator, parts.metrics, grammars, limits)
+        frontend = _frontend(config, files, generator, parts.metrics, grammars, limits, recall_from(nats))
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats, siblings) if config.router.ui else None
@@ -349,6 +350,7 @@ def _frontend(
     metrics: RouterMetrics,
     grammars: GrammarChecker,
     limits: RateLimits,
+    recall: Recall,
 ) -> Frontend:
     tokenizer, wanted = generator.tokenizer, config.router
     template = tokenizer.chat_template, tokenizer.template_reads("tools")
@@ -381,6 +383,7 @@ def _frontend(
         max_keep_cache_s=config.router.max_keep_cache_s,
         unknown_fields=config.router.unknown_fields,
         rate_limits=limits,
+        recall=recall,
         answered=metrics.answered,
     )
 

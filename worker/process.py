@@ -12,6 +12,7 @@ import structlog
 
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.discovery import MAJOR, WorkerRecord
+from baton_proto.left import decode_left_answer
 from baton_proto.worker import STEPS, Failure
 from runtime.address import with_host
 from runtime.config.serving import ServingConfig
@@ -21,6 +22,7 @@ from runtime.discovery.worker_key import new_incarnation
 from runtime.errors import ConfigError, UnavailableError
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
+from runtime.nats.subjects import left_answers_subject
 from runtime.processes.open_files import raise_open_files
 from runtime.processes.reached_at import with_announced_workers
 from runtime.processes.serving import print_ready
@@ -119,10 +121,19 @@ async def serve_worker(
         closing.push_async_callback(runtime.announcer.withdraw)
         reports = asyncio.create_task(_report_load(runtime, nats))
         closing.callback(reports.cancel)
+        await _answer_for_left(runtime, nats, closing)
         on_ready(record)
 
         await _until_stopped(stop, runtime)
         await _drain(runtime)
+
+
+async def _answer_for_left(runtime: WorkerRuntime, nats: NatsClient, closing: AsyncExitStack) -> None:
+    async def answer(question: bytes) -> bytes | None:
+        return runtime.role.left_answer(decode_left_answer(question))
+
+    subscription = await nats.answer(left_answers_subject(nats.namespace), answer)
+    closing.push_async_callback(nats.unsubscribe, subscription)
 
 
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:

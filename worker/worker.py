@@ -13,6 +13,7 @@ import structlog
 from msgspec import structs
 
 from baton_proto.decoding import MAX_TEXT
+from baton_proto.left import LeftAnswer
 from baton_proto.timeline import Timeline, micros
 from baton_proto.worker import Delta, Failure, Submit
 from engine.interface import Engine
@@ -22,6 +23,7 @@ from runtime.errors import BatonError, InvalidRequestError
 from runtime.grammar.matcher import Matcher
 from worker.requests.compiling import Compiling
 from worker.requests.in_flight import InFlight
+from worker.requests.left_answers import LeftAnswers, is_of
 from worker.requests.peers import Peers
 from worker.requests.request import Phase, Request
 from worker.runtime import WorkerRuntime
@@ -42,6 +44,7 @@ class Worker:
         self._by_key: dict[str, Request] = {}
         self._compiling: Compiling[RouterStream] = Compiling(runtime.matcher)
         self.in_flight: InFlight[Any, Any] = InFlight()
+        self._left = LeftAnswers()
         self.peers = self.make_peers()
 
     def make_peers(self) -> Peers:
@@ -106,14 +109,20 @@ class Worker:
             router.send(Delta(request_id, finish="cancelled"))
         elif request := self.in_flight.get((router, request_id)):
             phase = self._end(request, Delta(request_id, finish="cancelled"))
-            self._abandon(request, phase, "cancelled")
+            self._leave(request, phase, "cancelled")
 
     def router_gone(self, router: RouterStream) -> None:
         self._compiling.cancel_of(router)
         for request in list(self._by_key.values()):
             if request.router is router:
                 phase = self._end(request, None)
-                self._abandon(request, phase, "the router is gone")
+                self._leave(request, phase, "the router is gone")
+
+    def left_answer(self, asked: LeftAnswer) -> bytes | None:
+        """What is asked for of an answer that was left, where this worker has it."""
+        requests = self._by_key.values()
+        own = (each for each in requests if is_of(each.submit.request_id, asked.request_id))
+        return self._left.find(asked, (each.sequence.output_token_ids for each in own))
 
     def _refusal(self, router: RouterStream, request: Submit, num_tokens: int) -> Failure | None:
         worker_id, limit = self._runtime.worker_id, self._runtime.assembly.max_model_len
@@ -191,6 +200,11 @@ class Worker:
         if last is not None:
             request.router.send(last)
         return phase
+
+    def _leave(self, request: Request, phase: Phase, reason: str) -> None:
+        """Ends the work for an answer whose client or router is gone, who may come back for the rest."""
+        self._left.keep(request.submit.request_id, request.sequence.output_token_ids)
+        self._abandon(request, phase, reason)
 
     def _abandon(self, request: Request, phase: Phase, reason: str) -> None:
         if phase is Phase.RUNNING:

@@ -13,6 +13,7 @@ from router.requests.body_budget import BodyBudget
 from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
+from router.workers.left_answers import Recall, nobody_recalls
 from runtime.blocks.block_hash import salted_seed
 from runtime.side_lane import SideLane
 
@@ -72,6 +73,7 @@ class Frontend:
     max_keep_cache_s: float = 3600.0
     rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
+    recall: Recall = nobody_recalls  # tokens of answers that were left
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:

@@ -129,13 +129,14 @@ class NatsClient:
 
         return await self._client.subscribe(subject, cb=receive)
 
-    async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> Subscription:
-        """Answers each question on `subject` with the result of `handler`, one after the other, also after outages. An
-        error of the handler is logged, and the question gets no answer."""
+    async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes | None]]) -> Subscription:
+        """Answers each question on `subject` with the result of `handler`, one after the other, also after outages.
+        None is no answer, because another one may have it. An error of the handler is logged, and is no answer."""
 
         async def receive(message: Msg) -> None:
             try:
-                await message.respond(await handler(message.data))
+                if (answer := await handler(message.data)) is not None:
+                    await message.respond(answer)
             except Exception:
                 log.exception("question not answered", subject=message.subject)
 

@@ -9,6 +9,7 @@
 | `baton.<ns>.router.<router_id>` | RouterReport | core NATS |
 | `baton.<ns>.rates.<router_id>` | RateReport | core NATS |
 | `baton.<ns>.ask.<router_id>.<question>` | questions of a router to another one | core NATS, request and reply |
+| `baton.<ns>.left_answers` | questions of a router to all workers, see LeftAnswer | core NATS, request and reply |
 | `$KV.baton_<ns>_responses.<response_id>` | SavedResponse | bucket `baton_<ns>_responses` |
 | `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
@@ -45,6 +46,10 @@ def rates_subject(namespace: str, router_id: str = ANY) -> str:
 
 def ask_subject(namespace: str, router_id: str, question: str) -> str:
     return _subject(namespace, "ask", router_id, question)
+
+
+def left_answers_subject(namespace: str) -> str:
+    return _subject(namespace, "left_answers")
 
 
 def planner_subject(namespace: str) -> str:

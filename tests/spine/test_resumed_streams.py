@@ -20,6 +20,7 @@ from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer
 from tests.router.api.conversations import write_talking_model
 from tests.service import Service, running_service
+from tests.spine.conversations import metric
 from tests.spine.prompts import greedy, random_prompt
 
 TOKENS = 1500  # of an answer: more than a second on a quiet machine, so that the router is killed before its end
@@ -201,5 +202,8 @@ async def test_streams_that_a_router_cuts_off_at_its_end_say_so_and_go_on_at_the
         error = stream.events.pop()
         assert list(error) == ["data"]
         assert "the next one goes on with the answer" in json.loads(error["data"])["error"]["message"]
+        computed, told = await metric(service, "decode-1", "output_tokens_total"), stream.said()[1]
         await stream.read(stream.events[-1]["id"])
         assert stream.said() == (whole.text, whole.token_ids, "length")
+        computed += TOKENS - len(told)
+        assert await metric(service, "decode-1", "output_tokens_total") == computed, "told tokens were computed again"

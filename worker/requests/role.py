@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from baton_proto.left import LeftAnswer
 from baton_proto.worker import Failure
 from engine.sequences.output import SequenceOutput, StepOutput
 from worker.requests.in_flight import InFlight
@@ -22,6 +23,10 @@ class Role(StepHandler, Protocol):
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
         """Takes the new tokens after each engine step."""
+        ...
+
+    def left_answer(self, asked: LeftAnswer) -> bytes | None:
+        """The tokens of an answer that its router or client has left; None: this worker has none of it."""
         ...
 
     def check_integrity(self) -> list[str]:

@@ -99,7 +99,7 @@ class GenerationEndpoint:
             call, options = last.asked_again(call, options, checksum)
         requests = await self._validate(call, options, prompts)
         if last is not None:
-            requests = last.cut(requests)
+            requests = await last.begin_recalled(last.cut(requests), self._frontend.recall)
             log.info("stream goes on", request_id=work_id, behind_event=last.number)
         answer = self._dialect.answer(asked, options, shown_id, requests)
         streamed = asked.stream

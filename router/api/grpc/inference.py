@@ -88,6 +88,8 @@ class InferenceService(pb_grpc.InferenceServicer):
                 (wanted,) = last.cut([wanted])
                 if so_far:
                     wanted = last.begin(wanted, so_far, TOKENS_SO_FAR, self._frontend.tokenizer.vocab_size)
+                else:
+                    (wanted,) = await last.begin_recalled([wanted], self._frontend.recall)
                 log.info("stream goes on", request_id=outcome.work_id, behind_event=last.number)
             origin = Origin.of(shown_id, call.draw, checksum, [wanted]) if last is None else last.origin
             progress = Progress(origin, last)

@@ -1,28 +1,32 @@
 """A bookmark is the id of an event in a stream. With the body of the request it is all that a router needs to make the
-same answer again and to go on behind the event, so no router remembers anything.
+same answer again and to go on behind the event, so no router remembers anything. Workers remember answers that were
+left (worker/requests/left_answers.py), so that few tokens are computed twice.
 
 `REQUEST:ANSWER:NUMBER:TOLD`: the request's id; what else the answer is made of (`_ANSWER` in base64); the number of the
 event; how much is told of each choice, and of the ending.
 """
 
+import asyncio
 import re
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from baton_proto.left import NOTHING_READ, read_on
 from baton_proto.sampling import SamplingParams
 from router.api.wishes.sampling_options import Options, check_in_vocabulary
 from router.api.wishes.validation import Call
 from router.requests.draw import DICE_BYTES, Draw
 from router.requests.request import GenerateRequest
+from router.workers.left_answers import Recall
 from runtime.errors import InvalidRequestError
 
 MAX_CHOICES: Final = 16  # of a stream with bookmarks, because each of them tells of every choice
-NOTHING_READ: Final = 0x811C9DC5  # the checksum of no tokens
 
 _ANSWER = struct.Struct(f"<I{DICE_BYTES}sIIB")  # fields of an Origin in their order
 _COUNT = "[0-9]{1,10}"
@@ -128,21 +132,26 @@ class Bookmark(Struct, frozen=True):
             check_in_vocabulary(f"{field}[{i}]", tokens, vocab_size)
             if len(tokens) != told.tokens or read_on(NOTHING_READ, tokens) != told.check:
                 raise InvalidRequestError(f"{field}[{i}]", "are not the tokens that were told up to there")
-        begun = [_goes_on(*each) for each in zip(given, self.told, request.sampling, strict=True)]
+        pairs = zip(given, self.told, request.sampling, strict=True)
+        begun = [tokens if _goes_on(told, sampling) else () for tokens, told, sampling in pairs]
         return msgspec.structs.replace(request, begun=begun)
 
+    async def begin_recalled(self, requests: Sequence[GenerateRequest], recall: Recall) -> list[GenerateRequest]:
+        """The requests with the tokens that `recall` finds of each choice; those of the others are computed again."""
+        wanted = [sampling for request in requests for sampling in request.sampling]
+        found = iter(await asyncio.gather(*map(partial(self._recalled, recall), self.told, wanted)))
+        return [msgspec.structs.replace(request, begun=[next(found) for _ in request.sampling]) for request in requests]
 
-def _goes_on(given: Sequence[int], told: Told, sampling: SamplingParams) -> Sequence[int]:
-    """The tokens that need not be computed again."""
+    async def _recalled(self, recall: Recall, told: Told, sampling: SamplingParams) -> Sequence[int]:
+        if not told.tokens or not _goes_on(told, sampling):
+            return ()
+        return await recall(self.origin.request_id, told.tokens, told.check)
+
+
+def _goes_on(told: Told, sampling: SamplingParams) -> bool:
+    """Whether an answer can go on from its tokens alone."""
     needs_more = (sampling.grammar, sampling.logprobs, sampling.prompt_logprobs) != (None, None, None)
-    return () if needs_more or told.ended or told.tokens >= sampling.max_tokens else given
-
-
-def read_on(check: int, token_ids: Sequence[int]) -> int:
-    """The checksum of tokens, FNV-1a of their ids, once `token_ids` follow."""
-    for token_id in token_ids:
-        check = (check ^ token_id) * 0x01000193 & 0xFFFFFFFF
-    return check
+    return not (needs_more or told.ended or told.tokens >= sampling.max_tokens)
 
 
 def _told(text: str) -> Told:

@@ -8,7 +8,8 @@ again with a piece of these bounds, the answer has the same events up to there.
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from router.api.resuming.bookmark import MAX_CHOICES, NOTHING_READ, Bookmark, Origin, Told, read_on, told_text
+from baton_proto.left import NOTHING_READ, read_on
+from router.api.resuming.bookmark import MAX_CHOICES, Bookmark, Origin, Told, told_text
 from router.parsing.events import joined
 from router.requests.request import Parsed, Piece
 from runtime.errors import InvalidRequestError
