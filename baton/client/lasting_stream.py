@@ -12,7 +12,7 @@ from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 
 PATIENCE_S: Final = 30.0  # for the next piece, when a stream has broken off
-PAUSE_S: Final = 0.1  # between two attempts
+PAUSE_S: Final = 0.1  # between two attempts, of which the former brought nothing
 FINAL: Final = "x-request-id"  # in the trailing metadata of errors that another router would tell, too
 BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -37,11 +37,11 @@ async def lasting(
                     yield response
             return
         except grpc.aio.AioRpcError as error:
-            now_s = time.monotonic()
+            now_s, pause_s = time.monotonic(), PAUSE_S if patient_until_s else 0.0
             patient_until_s = patient_until_s or now_s + PATIENCE_S
             if not request.resume_from or not _broke_off(error) or now_s > patient_until_s:
                 raise
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(pause_s)
         del request.tokens_so_far[:]
         request.tokens_so_far.extend(so_far)
 
