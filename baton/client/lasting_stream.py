@@ -14,7 +14,13 @@ from runtime.calls.router import Client
 PATIENCE_S: Final = 30.0  # for the next piece, when a stream has broken off
 PAUSE_S: Final = 0.1  # between two attempts, of which the former brought nothing
 FINAL: Final = "x-request-id"  # in the trailing metadata of errors that another router would tell, too
-BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# What gRPC says of a connection that breaks, and where a proxy between ends a stream whose router has died.
+BROKEN: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
 
 
 async def lasting(
