@@ -89,7 +89,7 @@ test-vllm: $(INSTALLED)  ## the tests with a real vLLM, one after the other: hal
 test-frameworks: $(INSTALLED)  ## what agents' frameworks, LiteLLM, lm-eval and Codex make of small services; installs them into .venv
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),frameworks]'
 	@$(PIP) --quiet --no-deps $(FRAMEWORKS)
-	@! command -v npm > /dev/null || npm install --silent --no-save --no-audit --no-fund --prefix $(VENV) $(CODEX)
+	@! command -v npm > /dev/null || npm install --loglevel error --no-save --no-audit --no-fund --prefix $(VENV) $(CODEX)
 	$(PYTEST) -n 0 tests/spine/test_frameworks.py tests/spine/test_agent_frameworks.py $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well

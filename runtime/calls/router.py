@@ -16,6 +16,7 @@ LONGEST_S = 1e6  # of a call: gRPC takes much longer ones to be over; a router e
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
     ("grpc.use_local_subchannel_pool", 1),  # a new client never inherits the back-off of an earlier one
+    ("grpc.initial_reconnect_backoff_ms", 100),  # another router may have the port already
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found within 1 s
 ]
 
