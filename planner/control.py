@@ -1,7 +1,5 @@
 """Answers operators' questions and orders to a running planner over NATS, see proto/baton_proto/planner_control.py."""
 
-import hmac
-import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,15 +22,13 @@ from baton_proto.planner_control import (
     ShowPlan,
     decode_question,
     encode,
-    prove,
 )
 from planner.acting.hand import Hand
 from planner.journal import Line, Ordered
 from planner.loop import PlannerLoop
 from planner.policy.observation import counts, gpus_of_role
 from runtime.errors import InvalidRequestError
-from runtime.security.callers import key_name
-from runtime.security.keys import OPERATOR_REMEDY
+from runtime.security.proven_orders import ProvenOrders
 from runtime.security.secret import Secret
 
 BY_HAND = "ordered by hand"
@@ -55,9 +51,8 @@ class Control:
         self._loop = loop
         self._hand = hand
         self._metrics_address = metrics_address
-        self._operators = operators
+        self._proven = ProvenOrders("planner", operators)
         self._write = write
-        self._challenge = secrets.token_hex(16)
 
     async def answer(self, data: bytes) -> bytes:
         try:
@@ -90,14 +85,8 @@ class Control:
                 return await self._order(question.body)
 
     def _check_key(self, order: Scale | Release | Order, proof: str) -> None:
-        """Raises InvalidRequestError. A proof is taken once."""
-        proofs = [prove(key.reveal(), self._challenge, order) for key in self._operators]
-        right = [hmac.compare_digest(one.encode(), proof.encode()) for one in proofs]
-        if proofs and not any(right):
-            wrong = "this is not the operator key, or another order came first"
-            raise InvalidRequestError("planner", (wrong if proof else "the operator key is missing") + OPERATOR_REMEDY)
-        self._challenge = secrets.token_hex(16)
-        by = key_name(self._operators[right.index(True)]) if proofs else ""
+        """Raises InvalidRequestError."""
+        by = self._proven.check(order, proof)
         log.info("an operator orders", order=type(order).__name__, by=by)
         self._write(Ordered(time.time(), order, by))
 
@@ -176,7 +165,7 @@ class Control:
             self._hand.holds(),
             self._loop.problem,
             self._metrics_address,
-            self._challenge,
+            self._proven.challenge,
         )
 
 

@@ -3,24 +3,17 @@
 The answer to an order comes when the effect begins, not when it ends: `baton plan` shows effects in flight.
 """
 
-import hashlib
-import hmac
 from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from baton_proto.decoding import Count, Name, Rows, Text, versioned
 from baton_proto.planner import Holds, Observation, Role, Target, Verb
+from baton_proto.proof import Challenge, Proof
 
 MAJOR = 1
-
-Challenge = Annotated[str, Meta(max_length=64)]
-"""What the next order has to prove its key over; a new one after each order."""
-
-Proof = Annotated[str, Meta(max_length=64)]
-"""HMAC-SHA256 over the challenge of the last Plan and the encoded order, by an operator key; hexadecimal."""
 
 
 class ShowPlan(Struct, frozen=True, tag="show"):
@@ -46,7 +39,7 @@ class Order(Struct, frozen=True, tag="order"):
 
 
 class Question(Struct, frozen=True):
-    """An order carries a proof that its sender has an operator key: see `Proof`."""
+    """An order carries a proof, over the challenge of the last Plan, that its sender has an operator key."""
 
     version: Count
     body: ShowPlan | Scale | Release | Order
@@ -89,11 +82,6 @@ class Answer(Struct, frozen=True):
     body: Plan | Done | Refusal
 
 
-encode: Callable[[Question | Answer | Scale | Release | Order], bytes] = msgspec.json.Encoder().encode
+encode: Callable[[Question | Answer], bytes] = msgspec.json.Encoder().encode
 decode_question = versioned(Question, "question to the planner", MAJOR, json=True)
 decode_answer = versioned(Answer, "answer of the planner", MAJOR, json=True)
-
-
-def prove(key: str, challenge: str, order: Scale | Release | Order) -> str:
-    """The proof that belongs to an order."""
-    return hmac.new(key.encode(), challenge.encode() + encode(order), hashlib.sha256).hexdigest()

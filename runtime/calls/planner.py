@@ -14,8 +14,8 @@ from baton_proto.planner_control import (
     ShowPlan,
     decode_answer,
     encode,
-    prove,
 )
+from baton_proto.proof import prove
 from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
 from runtime.nats.client import NatsClient
 from runtime.nats.library import nats_errors
