@@ -110,6 +110,8 @@ class Control:
     async def _order(self, order: Order) -> Done:
         """Begins a drain or a flip. A flip also sets the resulting counts by hand, because the policy would otherwise
         flip a worker back. Raises InvalidRequestError."""
+        if why := self._loop.held():
+            raise InvalidRequestError("planner", f"{why}: ask again when it has ended")
         worker = self._worker(order.worker_id)
         if worker.role == DECODE and counts(self._observed(), DECODE).serving == 1:
             problem = f"{worker.worker_id} is the only decode worker that serves: `baton scale decode=2` first"

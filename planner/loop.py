@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class PlannerLoop:
-    """`write` receives the journal's lines, `save` the planner's memory after each decision. With `advice_only` the
+    """`write` receives the journal's lines, `save` the planner's memory after each decision. While `held` says why, the
     loop decides and carries out nothing."""
 
     def __init__(
@@ -38,7 +38,7 @@ class PlannerLoop:
         clock: Callable[[], float] = time.time,
         write: Callable[[Line], None] = lambda line: None,
         save: Callable[[bytes], Awaitable[object]] | None = None,
-        advice_only: bool = False,
+        held: Callable[[], str] = lambda: "",
     ) -> None:
         self.config = config
         self._planner = planner
@@ -46,7 +46,7 @@ class PlannerLoop:
         self._clock = clock
         self._write = write
         self._save = save
-        self._advice_only = advice_only
+        self.held = held
         self.effects = Effects(connector, config.start_s, clock, write)
         self.last: Decided | None = None
         self.problem = ""  # why the last step observed nothing
@@ -75,16 +75,16 @@ class PlannerLoop:
         self.problem = ""
         began_s = time.perf_counter()
         target = self._planner.decide(observation)
-        if self._advice_only:
-            target = replace(target, reasons=[*target.reasons, "advice only: nothing is done"])
+        if held := self.held():
+            target = replace(target, reasons=[*target.reasons, f"{held}: nothing is done"])
         duration_ms = (time.perf_counter() - began_s) * 1e3
-        self.last = Decided(observation.time_s, observation, target, duration_ms, self._advice_only)
+        self.last = Decided(observation.time_s, observation, target, duration_ms, bool(held))
         self._write(self.last)
         for action in target.actions:
             log.info("plan", verb=action.verb, worker=action.worker_id, role=action.role, reason=action.reason)
         if self._save is not None:
             await self._save(self._planner.saved())  # before the effects begin, so that a restarted planner knows them
-        if not self._advice_only:
+        if not held and not self.held():
             # While the memory was saved, an operator may have begun another effect.
             self.effects.begin([one for one in target.actions if one.worker_id not in self.effects.running])
         return target

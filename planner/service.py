@@ -52,6 +52,7 @@ class PlannerService:
         keys: Keys = NO_KEYS,
     ) -> None:
         check_reach("workers.host", config.workers.host, keys)
+        self.held = ""  # why nothing is begun, while somebody else changes the workers
         self._config = with_announced_workers(config)
         self._nats = nats
         self._connector = connector
@@ -101,6 +102,7 @@ class PlannerService:
                 self._connector,
                 write=self._write,
                 save=partial(self._store.save, KEY),
+                held=lambda: self.held,
             )
             control = Control(loop, hand, metrics_address, self._operators, self._write)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)

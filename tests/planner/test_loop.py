@@ -135,7 +135,7 @@ def test_nothing_is_done_while_nothing_can_be_observed() -> None:
 
 def test_a_planner_that_only_advises_does_nothing() -> None:
     processes = Processes()
-    lines = simulated(plan(processes, 30, advice_only=True))
+    lines = simulated(plan(processes, 30, held=lambda: "advice only"))
     assert processes.calls == []
     decided = [line for line in lines if isinstance(line, Decided)]
     assert decided[0].advice_only

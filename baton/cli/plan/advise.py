@@ -21,7 +21,7 @@ from runtime.nats.client import NatsClient
 
 
 class HandsOff:
-    """A connector that lists all verbs and carries out none: a loop with `advice_only` calls none of them."""
+    """A connector that lists all verbs and carries out none: a loop that is held calls none of them."""
 
     verbs: Final[tuple[Verb, ...]] = ALL_VERBS
 
@@ -49,7 +49,7 @@ async def advise(nats: NatsClient, config: ServingConfig, decisions: int | None,
         left.release()
 
     planner = Planner(config.planner, config.step_times)
-    loop = PlannerLoop(config.planner, planner, observer, HandsOff(), write=show, advice_only=True)
+    loop = PlannerLoop(config.planner, planner, observer, HandsOff(), write=show, held=lambda: "advice only")
     await observer.start()
     running = asyncio.create_task(loop.run())
     try:
