@@ -19,7 +19,7 @@ def main() -> None:
     try:
         config = load_config(arguments.config)
         configure_logging(config.logging, arguments.router_id)
-        uvloop.run(run_router(config, arguments.router_id))
+        uvloop.run(run_router(config, arguments.router_id, beside=arguments.beside))
     except (BatonError, OSError) as error:
         raise SystemExit(f"{arguments.router_id}: {error}") from None
 
@@ -29,6 +29,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m router", allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="serving.yaml with the NATS URL filled in")
     parser.add_argument("--router-id", required=True, help="name in status, logs and on the workers' streams")
+    parser.add_argument("--beside", action="store_true", help="other routers of this user have its ports, too")
     return parser.parse_args(argv)
 
 

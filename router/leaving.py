@@ -40,7 +40,7 @@ class Leaving:
         self._has_begun = True
         limit_s = self._config.workers.drain_timeout_s
         generator.leave()
-        if self._config.router.replicas > 1 and await self._siblings.ask(QUESTION, self._address):
+        if await self._siblings.ask(QUESTION, self._address):
             log.info("draining", others="take what comes")
             grpc_api.hand_over(limit_s)
             http_server.hand_over()

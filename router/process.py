@@ -93,14 +93,15 @@ END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the 
 log = structlog.get_logger()
 
 
-async def run_router(config: ServingConfig, router_id: str) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. The part built last is closed first. Raises BatonError, OSError."""
+async def run_router(config: ServingConfig, router_id: str, *, beside: bool = False) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. `beside`: other routers have its ports, too. The part built last is
+    closed first. Raises BatonError, OSError."""
     if config.nats.url is None:
         raise ConfigError("nats.url", "a router needs the URL of a running NATS server")
     keys, tls = load_keys(config), load_tls(config.security)
     check_reach("router.host", config.router.host, keys)
     check_callers(config, keys)
-    check_router_ports(config.router, shared=config.router.replicas > 1)
+    check_router_ports(config.router, shared=beside or config.router.replicas > 1)
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = stop_signal()
@@ -122,7 +123,7 @@ async def run_router(config: ServingConfig, router_id: str) -> None:
         grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
         grammars.start()
         closing.callback(grammars.close)
-        limits = await _rate_limits(config, keys, nats, siblings, router_id, closing)
+        limits = await _rate_limits(keys, nats, siblings, router_id, closing)
         frontend = _frontend(config, files, generator, parts.metrics, grammars, limits, recall_from(nats))
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
@@ -185,10 +186,10 @@ def _app(
 
 
 async def _rate_limits(
-    config: ServingConfig, keys: Keys, nats: NatsClient, siblings: Siblings, router_id: str, closing: AsyncExitStack
+    keys: Keys, nats: NatsClient, siblings: Siblings, router_id: str, closing: AsyncExitStack
 ) -> RateLimits:
     limits = RateLimits()
-    if keys.api is not None and config.router.replicas > 1:
+    if keys.api is not None:
         sharing = LimitSharing(nats, siblings, limits, router_id)
         await sharing.start()
         closing.push_async_callback(sharing.close)
@@ -196,10 +197,10 @@ async def _rate_limits(
 
 
 async def _response_store(config: ServingConfig, nats: NatsClient, siblings: Siblings) -> ResponseStore:
-    limit_bytes, replicas = config.router.response_store_bytes, config.router.replicas
-    if replicas == 1 or not limit_bytes:
+    limit_bytes = config.router.response_store_bytes
+    if not limit_bytes:
         return ResponseStore(limit_bytes)
-    store = SharedResponseStore(nats, siblings, limit_bytes, replicas)
+    store = SharedResponseStore(nats, siblings, limit_bytes, config.router.replicas)
     await store.start()
     return store
 
@@ -400,14 +401,14 @@ async def _open_apis(
     closing: AsyncExitStack,
 ) -> tuple[dict[str, str], GrpcApi, HttpServer]:
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API, and both."""
-    host, shared = config.router.host, config.router.replicas > 1
+    host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places(config)
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins, shared=shared)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()
-    http_server = await serve_http(app, host, config.router.http_port, context, places.http, shared=shared)
+    http_server = await serve_http(app, host, config.router.http_port, context, places.http)
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     addresses = {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
     return addresses, grpc_api, http_server

@@ -100,8 +100,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0
     # Memory for the conversations of /v1/responses, which `previous_response_id` goes on from: they are kept for an
     # hour at most, and lie here from the time that their answer begins. When it is full, the tenant that has most here
-    # loses its oldest. With several routers NATS keeps them, too, so that each router goes on from all. 0: none are
-    # kept, and requests that rely on it are refused.
+    # loses its oldest. NATS keeps them, too, so that each router, and a later one, goes on from all. 0: none are kept,
+    # and requests that rely on it are refused.
     response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024
     # How to sample where a request does not say. auto: as the model's generation_config.json says (temperature, top_p,
     # top_k, min_p, repetition_penalty, max_new_tokens), else as OpenAI's API does. none: as OpenAI's API does. A

@@ -97,16 +97,15 @@ async def serve_http(
     port: int,
     tls: ssl.SSLContext | None = None,
     max_connections: int = MAX_CONNECTIONS,
-    *,
-    shared: bool = False,
 ) -> HttpServer:
     """HTTPS with `tls`. Connections are accepted from its return on, `max_connections` at once. Port 0 takes a free
-    port. `shared`: other processes listen on the port, too. Raises OSError when the address cannot be used."""
+    port. Other processes of this user may listen on the port, too, which a later router takes over so. Raises OSError
+    when the address cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, True)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # its connections inherit it
         listener.setblocking(False)
         listener.bind(address)

@@ -63,11 +63,9 @@ class GrpcApi:
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connections: int = MAX_CONNECTIONS,
         logins: FailedLogins | None = None,
-        *,
-        shared: bool = False,
     ) -> None:
         """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those. `logins` is told
-        of wrong keys. `shared`: other processes listen on the port, too."""
+        of wrong keys. Other processes of this user may listen on the port, too."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
         self._frontend = frontend
@@ -89,7 +87,7 @@ class GrpcApi:
             guards.insert(0, RequireBearer(keys, API_KEY, tuple(elsewhere), logins=logins))
         guards += innermost
         places = ("grpc.max_allowed_incoming_connections", max_connections)
-        options = [("grpc.so_reuseport", int(shared)), size_limit, places, *SERVER_OPTIONS]
+        options = [("grpc.so_reuseport", 1), size_limit, places, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(InferenceService(frontend, self._calls), self._server)
         kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(frontend, self._calls), self._server)
