@@ -14,7 +14,7 @@ from baton.in_process.answers import CLOSED, Answers, Output
 from baton.in_process.progress_bar import progress_bar
 from baton.in_process.prompt_reader import Messages, Params, PromptReader, Prompts
 from baton.in_process.sampling_params import SamplingParams
-from baton.service.machine_defaults import ALONE, suited
+from baton.service.wanted.machine_defaults import ALONE, suited
 from baton_proto.worker import TAGS
 from engine.core.engine import Engine
 from engine.interface import LEVELS

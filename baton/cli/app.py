@@ -10,6 +10,7 @@ from baton.cli.lazy_group import lazy_group, plain_app
 COMMANDS = {
     "up": "baton.cli.up:up",
     "down": "baton.cli.down:down",
+    "rollout": "baton.cli.rollout:rollout",
     "chat": "baton.cli.chat:chat",
     "generate": "baton.cli.generate:generate",
     "status": "baton.cli.status:status",

@@ -156,7 +156,7 @@ def _in_process(
     from baton.bench.in_process import bench_model
     from baton.service.launcher import uses_gpus
     from baton.service.local_launcher import this_machine
-    from baton.service.machine_defaults import ALONE, suited
+    from baton.service.wanted.machine_defaults import ALONE, suited
     from runtime.checkpoint.served_model import served_model
 
     flags = ALONE | ({"model": model} if model else {})

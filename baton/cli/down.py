@@ -13,7 +13,7 @@ from baton.cli.terminal.options import JsonOption, RayAddressOption, ServiceOpti
 from baton.cli.terminal.service import meant_run, ray_cluster
 from baton.cli.terminal.service_news import print_news
 from baton.runs.run_file import Run
-from baton.service.service_run import Tell
+from baton.service.telling import Tell
 from runtime.config.surroundings import LoggingConfig
 from runtime.telemetry.logging import configure_logging
 

@@ -19,7 +19,7 @@ from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, counted, print_table
 from baton.service.launcher import uses_gpus
 from baton.service.local_launcher import this_machine
-from baton.service.machine_defaults import suited
+from baton.service.wanted.machine_defaults import suited
 from baton_proto.discovery import TimedStep
 from engine.runners.step_profile import StepProfile
 from runtime.checkpoint.served_model import served_model

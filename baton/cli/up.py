@@ -11,30 +11,28 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from msgspec import Struct
 
 from baton.cli.preflight import check_start
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
-from baton.service.launcher import Machines, uses_gpus
+from baton.service.launcher import Machines
 from baton.service.local_launcher import LocalLauncher, this_machine
-from baton.service.machine_defaults import described, suited
-from baton.service.service_run import ServiceRun, Tell
+from baton.service.service_run import ServiceRun
 from baton.service.systemd import Systemd
+from baton.service.telling import Tell
+from baton.service.wanted.configuration import Wanted, wanted
 from baton.shadowing import refuse_shadowed
-from runtime.checkpoint.model_files import ModelFiles, pinned
-from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.overrides import merged, nested, with_overrides
-from runtime.config.paths import with_absolute_paths
+from runtime.config.paths import absolute, with_absolute_paths
 from runtime.config.serving import ServingConfig, load_config
 from runtime.config.types import Workers
 from runtime.config.workers import WorkerEngine
 from runtime.config.yaml_file import read_yaml
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
-from runtime.telemetry.logging import configure_logging, set_level
-from worker.engines.table import NAMES, block_size_elsewhere
+from runtime.telemetry.logging import configure_logging
+from worker.engines.table import NAMES
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TERMINAL = "/dev/tty"
@@ -90,31 +88,6 @@ RayOption = Annotated[bool, _option(RAY, None, "On a Ray cluster; return when th
 NodesOption = Annotated[int, _option(RAY, "N", "Start when the cluster has so many nodes.", min=1)]
 
 
-class Service(Struct, frozen=True):
-    """A service that is to be: its configuration, what the user wrote of it, and its model."""
-
-    config: ServingConfig
-    given: dict[str, Any]
-    files: ModelFiles
-
-    def suited(self, machines: Machines) -> "Service":
-        """Fills what the configuration leaves open with what suits the machines."""
-        gpu = uses_gpus(self.config, machines)
-        config = suited(self.config, self.given, self.files, gpu=gpu)
-        if self.given.get("engine", {}).get("block_size", "auto") == "auto":
-            size = block_size_elsewhere(config) or config.engine.block_size
-            config = with_overrides(config, {"engine": {"block_size": size}}, "external_workers")
-        return msgspec.structs.replace(self, config=config)
-
-    def tell_choice(self, machines: Machines, tell: Tell) -> None:
-        """Tells what the workers' engines take, chosen or configured."""
-        if is_mock(self.config):
-            return
-        values = described(self.config, self.files, gpu=uses_gpus(self.config, machines))
-        shown = ", ".join(f"{key} {value}" for key, value in values.items())
-        tell(f"{self.config.model}: {shown}", event="engine", model=self.config.model, **values)
-
-
 def up(
     config: ConfigOption = None,
     model: NamedOption = None,
@@ -148,29 +121,35 @@ def up(
     }
     with errors_reported():
         flags = functools.reduce(merged, map(nested, settings or ()), _given(flags))
-        service = _service(config, flags)
+        service = _wanted(config, flags)
         tell = partial(print_news, as_json)
         if ray:
             if log_dir is not None:
                 raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes; `baton logs` shows them")
-            _on_ray(service, address, nodes, tell)
+            _on_ray(service, flags, address, nodes, tell)
             return
         machine = this_machine()
         service = service.suited(machine)
         check_start(service.config, service.files, machine)
-        service.tell_choice(machine, tell)
+        _tell_choice(service, machine, tell)
         reread = partial(_configuration, config, flags)
-        code = asyncio.run(_in_foreground(service.config, log_dir, tell, reread))
+        code = asyncio.run(_in_foreground(service.config, log_dir, tell, reread, flags))
     raise typer.Exit(code)
 
 
-def _service(path: Path | None, flags: dict[str, Any]) -> Service:
-    """Fetches or converts the model, once, with its progress on the terminal. Raises ConfigError, ModelError."""
+def _wanted(path: Path | None, flags: dict[str, Any]) -> Wanted:
+    """Raises ConfigError, ModelError."""
     config = _configuration(path, flags)
     configure_logging(config.logging, "baton")
-    files = served_model(config, progress=True)
-    config = msgspec.structs.replace(config, model=pinned(config.model, files))
-    return Service(config, flags if path is None else merged(read_yaml(path), flags), files)
+    return wanted(config, flags if path is None else merged(read_yaml(path), flags), progress=True)
+
+
+def _tell_choice(service: Wanted, machines: Machines, tell: Tell) -> None:
+    """Tells what the workers' engines take, chosen or configured."""
+    if values := service.chosen(machines):
+        model = service.config.model
+        shown = ", ".join(f"{key} {value}" for key, value in values.items())
+        tell(f"{model}: {shown}", event="engine", model=model, **values)
 
 
 def _configuration(path: Path | None, flags: dict[str, Any]) -> ServingConfig:
@@ -179,7 +158,11 @@ def _configuration(path: Path | None, flags: dict[str, Any]) -> ServingConfig:
 
 
 async def _in_foreground(
-    config: ServingConfig, log_dir: Path | None, tell: Tell, reread: Callable[[], ServingConfig]
+    config: ServingConfig,
+    log_dir: Path | None,
+    tell: Tell,
+    reread: Callable[[], ServingConfig],
+    flags: dict[str, Any],
 ) -> ExitCode:
     systemd = Systemd(os.environ)
 
@@ -187,8 +170,8 @@ async def _in_foreground(
         systemd.hear(line, event)
         tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
-    launcher, first = LocalLauncher(config, log_dir), reread()
-    run = ServiceRun(config, launcher, tell_more)
+    first = reread()
+    run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more, options=flags)
 
     def renew() -> None:
         """Takes of the configuration what may change while the service runs."""
@@ -196,17 +179,16 @@ async def _in_foreground(
             now = reread()
         except ConfigError as error:
             tell(f"error: {error}; the configuration stays as it was", event="refused", reason=str(error))
+            run.reopen_logs()
         else:
-            set_level(now.logging.level)
-            launcher.change_log_level(now.logging.level)
+            run.reopen_logs(now.logging.level)
             changed = [key for key in now.__struct_fields__ if getattr(now, key) != getattr(first, key)]
             if others := [key for key in changed if key != "logging"]:
                 tell(
-                    f"{', '.join(others)}: what has changed there holds from the next start on",
+                    f"{', '.join(others)}: `baton rollout` brings what has changed there",
                     event="later",
                     sections=others,
                 )
-        run.reopen_logs()
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
@@ -228,7 +210,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def _on_ray(service: Service, address: str, nodes: int, tell: Tell) -> None:
+def _on_ray(service: Wanted, flags: dict[str, Any], address: str, nodes: int, tell: Tell) -> None:
     from baton.service.on_ray.cluster import connected, wait_for_nodes
 
     if service.config.workers.announce is not None:
@@ -241,8 +223,8 @@ def _on_ray(service: Service, address: str, nodes: int, tell: Tell) -> None:
         wait_for_nodes(nodes, tell)
         machines = RayLauncher(service.config).machines
         service = service.suited(machines)
-        service.tell_choice(machines, tell)
-        bring_up(with_absolute_paths(service.config), tell)
+        _tell_choice(service, machines, tell)
+        bring_up(with_absolute_paths(service.config), absolute(flags), tell)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Makes a process of this machine from a launch."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from baton.service.child_process import ChildProcess, environment
 from baton.service.launcher import Launch
 from baton.service.nats_server import HOST, NATS, NatsServer
 from runtime.address import parse_address
-from runtime.config.serving import ServingConfig, dump_config
+from runtime.config.serving import ServingConfig, dump_config, load_config
 from runtime.processes.other_python import interpreter, package_links, with_model_folder
 from runtime.processes.process import Process
 from runtime.processes.serving import CONFIG_VARIABLE
@@ -31,13 +32,16 @@ def build_process(
         login = load_keys(config, launch.keys).nats
         port = _port(launch.addresses[NATS]) if launch.addresses else 0
         return NatsServer(port, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
-    python = None
+    code = launch.generation.code
+    python = None if code is None else Path(code.python)
+    if code is not None:
+        variables = {**variables, "PYTHONPATH": os.pathsep.join(code.paths)}
     if launch.module == "router" and launch.addresses:
         ports = {f"{api}_port": _port(address) for api, address in launch.addresses.items()}
         config = msgspec.structs.replace(config, router=msgspec.structs.replace(config.router, **ports))
     if launch.workers and (row := row_of(config)).needs:
         python, config = interpreter(config, row.name, row.needs), with_model_folder(config)
-        variables = {**variables, "PYTHONPATH": str(package_links(folder))}
+        variables = {**variables, "PYTHONPATH": str(package_links(folder, code))}
     path = folder / f"{launch.name}.yaml"  # of its own: processes with one folder may have different engines
     path.write_text(dump_config(config))
     threads = config.engine.threads if launch.ranks else 1
@@ -45,6 +49,15 @@ def build_process(
     return ChildProcess(
         launch.name, launch.module, ["--config", str(path), *launch.arguments], environ, log_file, python
     )
+
+
+def renew(folder: Path, config: ServingConfig) -> None:
+    """Changes what processes read again at SIGHUP, in their configurations in the folder."""
+    for path in folder.glob("*.yaml"):
+        own = load_config(path)
+        logging = msgspec.structs.replace(own.logging, level=config.logging.level)
+        planner = msgspec.structs.replace(own.planner, targets=config.planner.targets)
+        path.write_text(dump_config(msgspec.structs.replace(own, logging=logging, planner=planner)))
 
 
 def _port(address: str) -> int:

@@ -5,29 +5,39 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from baton.service.launcher import Launch
+from baton.service.launcher import ROUTER, Launch
 from baton_proto.planner import Role
 from runtime.config.workers import WorkerEngine
 from runtime.processes.process import Process, ProcessExit
 
 
 class Children(dict[str, Process]):
-    """The router and the processes of the workers, by name, in the order of their start. One that has ended stays
+    """The routers and the processes of the workers, by name, in the order of their start. One that has ended stays
     here, so that no name is given twice."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.launches: dict[str, Launch] = {}  # by name
         self._launches: dict[str, Launch] = {}  # by worker id
         self.starting: set[str] = set()  # names of processes that have been added, and do not live yet
         self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
 
     def add(self, launch: Launch, process: Process) -> None:
-        self[launch.name] = process
+        self[launch.name], self.launches[launch.name] = process, launch
         self._launches |= dict.fromkeys(launch.workers, launch)
 
     def new_id(self, kind: str) -> str:
         taken = self._launches.keys() | self.keys()
         return next(name for number in self._numbers[kind] if (name := f"{kind}-{number}") not in taken)
+
+    @property
+    def routers(self) -> list[str]:
+        """Those that live and are not told to end."""
+        return [name for name in self.living_of(ROUTER) if not self[name].stopping]
+
+    def living_of(self, module: str = "") -> list[str]:
+        """The processes that live; with a module: those of it."""
+        return [name for name, launch in self.launches.items() if self[name].alive and module in ("", launch.module)]
 
     @property
     def had_workers(self) -> bool:

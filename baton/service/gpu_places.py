@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,11 @@ class GpuPlaces:
         place = [self._gpus[index] for index in self._take(size)]
         return {VISIBLE: ",".join(place)} if place else {}
 
+    def has_room(self, size: int) -> bool:
+        """Whether one more worker shares its GPUs with no more workers than `share` allows. True where there are no
+        GPUs, and for what takes none."""
+        return not self._gpus or not size or self._least(size)[1] < self.share
+
     def give_back(self, environment: Mapping[str, str]) -> None:
         """Frees what `next` gave to a worker that has ended."""
         for gpu in environment.get(VISIBLE, "").split(","):
@@ -39,12 +45,15 @@ class GpuPlaces:
     def _take(self, size: int) -> range:
         if not self._gpus:
             return range(0)
-        starts = range(0, len(self._gpus) - size + 1, size)
-        start = min(starts, key=lambda start: max(self._taken[start : start + size]))
-        place = range(start, start + size)
+        place, _ = self._least(size)
         for index in place:
             self._taken[index] += 1
         return place
+
+    def _least(self, size: int) -> tuple[range, int]:
+        """The neighbouring GPUs with the fewest workers, and how many those are."""
+        places = [range(start, start + size) for start in range(0, len(self._gpus) - size + 1, size)]
+        return min(((place, max(self._taken[index] for index in place)) for place in places), key=itemgetter(1))
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER_GPUS) -> list[str]:

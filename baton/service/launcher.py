@@ -6,9 +6,27 @@ from typing import Protocol
 from msgspec import Struct
 
 from baton_proto.planner import Role
+from baton_proto.rollout import Code
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process
+
+ROUTER = "router"  # the module
+
+
+class Former(Struct, frozen=True):
+    """What a service was before its last roll-out."""
+
+    config: ServingConfig
+    code: Code | None
+
+
+class Generation(Struct, frozen=True):
+    """Processes that belong together: a roll-out replaces those of one generation by those of the next."""
+
+    number: int = 1
+    code: Code | None = None  # None: the installation that the supervisor runs from
+    before: Former | None = None
 
 
 class Launch(Struct, frozen=True):
@@ -22,6 +40,7 @@ class Launch(Struct, frozen=True):
     ranks: int = 0  # GPUs that the process takes; where there are no GPUs, shares of the cores
     keys: dict[str, str] = {}  # secret variables of its environment
     addresses: dict[str, str] = {}  # where one that it replaces was to be reached: it takes the same ports
+    generation: Generation = Generation()
 
     def __repr__(self) -> str:
         return f"Launch({self.name})"
@@ -51,8 +70,15 @@ class Launcher(Protocol):
     def process(self, launch: Launch) -> Process:
         """A process that is not started yet."""
 
+    async def has_room(self, launch: Launch) -> bool:
+        """Whether one more worker finds room beside those that live, without a wait for a machine to be started."""
+
     def release(self, process: Process) -> None:
         """Frees what a process held that has ended."""
+
+    def renew(self, config: ServingConfig) -> None:
+        """What processes read again while they run is as `config` says from now on, once their logs are opened
+        anew."""
 
     async def living(self) -> list[tuple[Launch, Process]]:
         """The processes that an earlier supervisor of the same service has left, ready or not."""

@@ -1,14 +1,15 @@
 """The launches that a configuration asks for: NATS, the routers, and the workers, one or many in a process."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from baton.service.children import Children
-from baton.service.launcher import Launch
+from baton.service.launcher import ROUTER, Generation, Launch
 from baton.service.nats_server import NATS
+from baton.service.wanted.effects import Change, changes, changes_for, effect_of
 from baton_proto.planner import ROLES, Role
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.external import ExternalWorkerConfig
@@ -17,9 +18,7 @@ from runtime.config.workers import WorkerEngine
 from runtime.errors import ConfigError
 from runtime.security.nats_login import split_url
 
-ROUTER = "router"  # the module
-ROUTER_ID = "router-1"  # the first one
-MAY_DIFFER = {"nats", "workers", "planner", "ray", "logging"}  # from one supervisor of a service to the next
+BESIDE = "--beside"  # of a router: others have its ports, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +26,39 @@ class Launches:
     config: ServingConfig  # with the NATS URL, for all but NATS itself
     keys: dict[str, str]  # variables that each process gets
     children: Children
+    generation: Generation = field(default_factory=Generation)
 
     def nats(self) -> Launch:
         return Launch(NATS, NATS, self.config, keys=self.keys)
 
-    def router(self, name: str) -> Launch:
-        return Launch(name, ROUTER, self.config, ["--router-id", name], keys=self.keys)
+    def router(self, name: str | None = None, addresses: Mapping[str, str] | None = None) -> Launch:
+        """`name` None: a new one. `addresses`: those of the routers, whose ports it takes or shares."""
+        name, beside = name or self.children.new_id(ROUTER), bool(addresses and self.children.routers)
+        arguments = ["--router-id", name, *([BESIDE] if beside else [])]
+        return self._of_us(Launch(name, ROUTER, self.config, arguments, addresses=dict(addresses or {})))
 
     def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
         """`engine` None: what keeps the role's proportions."""
         engine = engine or self.config.workers.next_engine(role, self.children.engines(role))
         ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
         arguments = ["--worker-id", worker_id]
-        return Launch(
-            worker_id, f"{role}_worker", self._config_of(engine), arguments, {worker_id: role}, ranks, self.keys
+        return self._of_us(
+            Launch(worker_id, f"{role}_worker", self._config_of(engine), arguments, {worker_id: role}, ranks)
         )
 
     def missing(self) -> Iterator[Launch]:
         """What is not there yet. Where a planner has been at work, it knows better how many workers there should be."""
-        yield from (self.router(name) for name in router_ids(self.config) if name not in self.children)
+        yield from (self.router() for _ in range(self.config.router.replicas - len(self.children.routers)))
         if self.children.had_workers and self.config.planner.enabled:
             return
         for external in self.config.external_workers:
             if self.children.living(external.name) is None:
-                yield self._external(external)
-        lacking = [(role, engine) for role in ROLES for engine in self._lacking(role).elements()]
+                yield self.external(external)
+        yield from self.workers({role: self._lacking(role) for role in ROLES})
+
+    def workers(self, counts: Mapping[Role, Counter[WorkerEngine]]) -> Iterator[Launch]:
+        """So many more, by role and engine."""
+        lacking = [(role, engine) for role in ROLES for engine in counts[role].elements()]
         size = self._workers_per_process
         if size == 1:
             yield from (self.worker(role, self.children.new_id(role), engine) for role, engine in lacking)
@@ -59,11 +66,11 @@ class Launches:
             roles = [role for role, _ in lacking]
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
 
-    def _external(self, external: ExternalWorkerConfig) -> Launch:
+    def external(self, external: ExternalWorkerConfig) -> Launch:
         """An external worker takes no GPU and computes nothing: our own environment is enough."""
         name, role = external.name, external.worker_role
         arguments = ["--worker-id", name]
-        return Launch(name, f"{role}_worker", self._config_of("baton"), arguments, {name: role}, 0, self.keys)
+        return self._of_us(Launch(name, f"{role}_worker", self._config_of("baton"), arguments, {name: role}))
 
     def _lacking(self, role: Role) -> Counter[WorkerEngine]:
         return Counter(self.config.workers.by_engine(role)) - self.children.engines(role)
@@ -84,20 +91,29 @@ class Launches:
         workers = {self.children.new_id(role): role for role in roles}
         name = self.children.new_id("workers")
         arguments = ["--name", name, *workers]
-        return Launch(name, "baton.service.many_workers", self._config_of("baton"), arguments, workers, 1, self.keys)
+        return self._of_us(Launch(name, "baton.service.many_workers", self._config_of("baton"), arguments, workers, 1))
+
+    def _of_us(self, launch: Launch) -> Launch:
+        return msgspec.structs.replace(launch, keys=self.keys, generation=self.generation)
 
 
-def router_ids(config: ServingConfig) -> list[str]:
-    """The names of the routers, ROUTER_ID first."""
-    return [f"router-{number}" for number in range(1, config.router.replicas + 1)]
+def differences(launch: Launch, config: ServingConfig) -> list[Change]:
+    """Between what a process was started with and what it would be started with now, as far as it is read there."""
+    if launch.module == ROUTER:
+        return changes_for("router", launch.config, config)
+    ours = msgspec.structs.replace(config, workers=config.workers.of(launch.config.workers.engine))
+    found = {
+        change.key: change for role in launch.workers.values() for change in changes_for(role, launch.config, ours)
+    }
+    return list(found.values())
 
 
 def check_alike(config: ServingConfig, launch: Launch) -> None:
-    """Raises ConfigError when a process that lives was started with another configuration, but for MAY_DIFFER."""
-    ours, theirs = msgspec.to_builtins(config), msgspec.to_builtins(launch.config)
-    for key in ours.keys() - MAY_DIFFER:
-        if ours[key] != theirs[key]:
-            raise ConfigError(key, f"{launch.name} lives, and was started with another one; end the service first")
+    """Raises ConfigError when a process that lives was started with another configuration."""
+    fixed = [one for one in changes(launch.config, config) if effect_of(one.key).refusal and one.key[:5] != "nats."]
+    for change in (*fixed, *differences(launch, config)):
+        problem = f"{launch.name} lives, and was started with another one: {change}"
+        raise ConfigError(change.key, f"{problem}; give that one, and then `baton rollout` for the new one")
 
 
 def with_nats_url(config: ServingConfig, url: str) -> ServingConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from baton.service.build_process import build_process
+from baton.service.build_process import build_process, renew
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
 from baton.service.logs.log_file import KEPT_BYTES, LONG_BYTES
@@ -15,8 +15,7 @@ from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
 from baton.service.own_log import make_log_folder
-from runtime.config.serving import ServingConfig, dump_config, for_prefill_worker, load_config
-from runtime.config.surroundings import LogLevel
+from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
 from runtime.processes.process import Process
@@ -43,9 +42,8 @@ class LocalLauncher:
         self._short: ShortLogs | None = None
         self._shown: ShownLogs | None = None
         self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
-        self._level: LogLevel | None = None  # None: what the configuration says
         self._taken: dict[Process, dict[str, str]] = {}
-        self._threads = config.engine.threads or max(1, self.machines.cores // max(1, sum(ranks)))
+        self._threads = max(1, self.machines.cores // max(1, sum(ranks)))
 
     def here(self, config: ServingConfig) -> ServingConfig:
         return config
@@ -59,11 +57,12 @@ class LocalLauncher:
         self._taken[process] = place
         return process
 
-    def change_log_level(self, level: LogLevel) -> None:
-        """Of processes to come, and in the files that those which live read again at SIGHUP."""
-        self._level = level
-        for path in self._folder.path.glob("*.yaml"):
-            path.write_text(dump_config(self._with_level(load_config(path))))
+    async def has_room(self, launch: Launch) -> bool:
+        """On CPUs there always is, because their time is shared."""
+        return self._places.has_room(launch.ranks)
+
+    def renew(self, config: ServingConfig) -> None:
+        renew(self._folder.path, config)
 
     def release(self, process: Process) -> None:
         self._places.give_back(self._taken.pop(process, {}))
@@ -96,12 +95,10 @@ class LocalLauncher:
     def _here(self, config: ServingConfig) -> ServingConfig:
         """Fills in the threads and the share of a GPU, which are the same for all processes."""
         share = max(config.engine.gpu_share, self._places.share)
-        engine = msgspec.structs.replace(config.engine, threads=self._threads, gpu_share=share)
-        return self._with_level(msgspec.structs.replace(config, engine=engine))
-
-    def _with_level(self, config: ServingConfig) -> ServingConfig:
-        level = self._level or config.logging.level
-        return msgspec.structs.replace(config, logging=msgspec.structs.replace(config.logging, level=level))
+        threads = config.engine.threads or self._threads
+        return msgspec.structs.replace(
+            config, engine=msgspec.structs.replace(config.engine, threads=threads, gpu_share=share)
+        )
 
 
 def this_machine() -> Machines:

@@ -5,16 +5,17 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
 from baton.service.launcher import Launcher
-from baton.service.launches import ROUTER_ID
-from baton.service.nats_server import NATS
+from baton.service.planning.running_planner import RunningPlanner
+from baton.service.rolling.rollouts import Rollouts
 from baton.service.supervisor import Supervisor
+from baton.service.telling import Tell
 from runtime.config.serving import ServingConfig
+from runtime.config.surroundings import LogLevel
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
@@ -25,26 +26,32 @@ AGAIN_S: Final = 0.5
 GOES_NOT_ON: Final = "the service cannot go on"
 
 
-class Tell(Protocol):
-    def __call__(self, line: str, *, event: str, **fields: Any) -> None:
-        """`line` is for people, `event` and `fields` are for programs."""
-
-
 class ServiceRun:
-    """`tell` hears what happens. Set `stop` to drain the service, and then `hurry` to end it at once."""
+    """`tell` hears what happens. Set `stop` to drain the service, and then `hurry` to end it at once. `options`: part
+    of serving.yaml that goes before any file."""
 
     def __init__(
-        self, config: ServingConfig, launcher: Launcher, tell: Tell, environ: Mapping[str, str] = os.environ
+        self,
+        config: ServingConfig,
+        launcher: Launcher,
+        tell: Tell,
+        environ: Mapping[str, str] = os.environ,
+        options: Mapping[str, Any] = {},
     ) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher, environ=environ)
         self._tell = tell
+        self._planner = RunningPlanner(self._supervisor, tell)
+        self._rollouts = Rollouts(self._supervisor, self._planner, options, tell)
         self._start_s = time.monotonic()
         self._in_order = True  # no process is lost for good
         self._starts = defaultdict[str, deque[float]](deque)  # times of later starts, by name of the process
 
-    def reopen_logs(self) -> None:
+    def reopen_logs(self, level: LogLevel | None = None) -> None:
+        """All processes go on with logs of their names, and with this level."""
+        if level is not None:
+            self._supervisor.set_log_level(level)
         self._supervisor.reopen_logs()
         self._tell("logs are opened anew", event="logs")
 
@@ -54,7 +61,7 @@ class ServiceRun:
         if not await _unless(self.stop, self._start()):
             return True  # told to stop before the service was up; nothing of it is left
         try:
-            async with self._planner():
+            async with self._planner, self._rollouts:
                 told = await self._serve()
         finally:
             clean = await self._drain()
@@ -62,7 +69,7 @@ class ServiceRun:
 
     async def answers(self, timeout_s: float) -> bool:
         """Whether a router answers in time."""
-        if ROUTER_ID not in self._supervisor.ready:
+        if not self._supervisor.router_addresses:
             return False
         try:
             async with self._supervisor.client() as client:
@@ -70,21 +77,6 @@ class ServiceRun:
         except grpc.aio.AioRpcError:
             return False
         return True
-
-    def _planner(self) -> AbstractAsyncContextManager[object]:
-        """A context that ends before the service drains: from then on the planner starts nothing."""
-        if not self._supervisor.config.planner.enabled:
-            return nullcontext()
-        from baton.service.planning.live_planner import live_planner  # late: numpy's linear algebra takes time to load
-
-        return live_planner(
-            self._supervisor,
-            lambda address: self._tell(
-                f"planner at work, metrics on http://{address}/metrics",
-                event="planner",
-                metrics=f"http://{address}/metrics",
-            ),
-        )
 
     async def _start(self) -> bool:
         await self._supervisor.start()
@@ -106,7 +98,7 @@ class ServiceRun:
         starting: list[asyncio.Task[None]] = []
         try:
             while ended := await _unless(self.stop, self._supervisor.wait()):
-                if ended.name in (*self._supervisor.routers, NATS):
+                if self._supervisor.comes_back(ended.name):
                     self._tell_of_loss(ended, "it is started again")
                     starting.append(asyncio.create_task(self._start_again(ended.name)))
                     continue

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Self
 
@@ -16,31 +17,27 @@ import msgspec
 
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
-from baton.service.launcher import Launch, Launcher
-from baton.service.launches import (
-    ROUTER,
-    ROUTER_ID,
-    Launches,
-    check_alike,
-    router_ids,
-    with_nats_url,
-    without_login,
-)
+from baton.service.launcher import ROUTER, Generation, Launch, Launcher
+from baton.service.launches import Launches, check_alike, with_nats_url, without_login
 from baton.service.local_launcher import LocalLauncher
 from baton.service.nats_server import NATS
 from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client
+from runtime.calls.worker import WorkerClient
 from runtime.config.serving import ServingConfig
+from runtime.config.surroundings import LogLevel
 from runtime.discovery.living_names import living_names, living_routers
-from runtime.errors import ConfigError, UnavailableError
+from runtime.errors import ConfigError, UnavailableError, WorkerLostError
 from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
 from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
 from runtime.security.keys import handed_on, load_keys, load_or_make_keys
 from runtime.security.tls import load_tls
+from runtime.telemetry.logging import set_level
 
 NATS_TIMEOUT_S = 10.0  # for a server that is not ours
+SLEEP_LEVEL = 1  # the weights stay in host memory: what sleeps is kept for a burst
 DRAIN_GRACE_S = 5.0  # beyond the drain limit that a process keeps itself, before it is killed
 
 
@@ -61,6 +58,7 @@ class Supervisor:
         self._environ = environ
         self._tls = load_tls(config.security)
         self.config = without_login(config)
+        self.generation = Generation()
         self.children = Children()
         self.ready: dict[str, Ready] = {}  # by name of the process
         self.nats: Process | None = None
@@ -87,17 +85,18 @@ class Supervisor:
         living: list[tuple[Launch, Process]] = []
         try:
             living = await self.launcher.living()
-            for launch, _ in living:
-                check_alike(self.config, launch)
             self.take_over(living)
-            if not any(name in self.children for name in self.routers):
+            for launch in self.children.launches.values():
+                if launch.generation.number == self.generation.number:  # a roll-out may have left older ones
+                    check_alike(self.config, launch)
+            if not self.children.routers:
                 check_router_ports(self.config.router)
             self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
             self._closing.callback(self.run.close)
             url = await self._nats_url([launch for launch, _ in living])
             self.config = with_nats_url(self.config, url)
             self.run.update(nats=url)
-            missing = list(self._launches.missing())
+            missing = list(self.launches.missing())
             if self.nats is None:
                 workers = {name for launch in missing for name in launch.workers}
                 await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
@@ -107,7 +106,7 @@ class Supervisor:
                 for launch in missing:
                     if launch.module != ROUTER:
                         group.create_task(self._start(launch))
-            await self.until_used(self._serving())
+            await self.until_used(self.serving())
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
         except BaseException as error:
             if not living:
@@ -123,6 +122,7 @@ class Supervisor:
         for launch, process in living:
             self._environ = launch.keys
             self.keys = load_keys(self.launcher.here(launch.config), launch.keys)
+            self.generation = max(self.generation, launch.generation, key=attrgetter("number"))
             if launch.module == NATS:
                 self.nats = process
             else:
@@ -133,9 +133,18 @@ class Supervisor:
         """The worker's id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError;
         the process of a worker that was too slow lives on."""
         worker_id = worker_id or self.children.new_id(role)
-        await self._start(self._launches.worker(role, worker_id))
-        await self.until_used([worker_id])
+        await self.add(self.launches.worker(role, worker_id))
         return worker_id
+
+    async def add(self, launch: Launch) -> None:
+        """Returns when the routers use the workers of the process, or the workers the router. Raises as `add_worker`
+        does."""
+        await self._start(launch)
+        await self.until_used(launch.workers or self.serving())
+
+    def comes_back(self, name: str) -> bool:
+        """Whether a process that has ended is one that `start_again` starts."""
+        return name == NATS or self.children.launches[name].module == ROUTER
 
     async def start_again(self, name: str) -> None:
         """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
@@ -143,10 +152,10 @@ class Supervisor:
         if name == NATS:
             await self._start_nats(self.ready[NATS].addresses)
             return
-        await self._start(msgspec.structs.replace(self._launches.router(name), addresses=self.ready[name].addresses))
-        await self.until_used(name for name in self._serving() if self.config.external_worker(name) is None)
+        await self._start(self.launches.router(name, self.ready[name].addresses))
+        await self.until_used(name for name in self.serving() if self.config.external_worker(name) is None)
 
-    def _serving(self) -> list[str]:
+    def serving(self) -> list[str]:
         """The workers but for those that say why they do not serve yet. Raises ProcessFailedError when no decode worker
         is left."""
         problems = {name: ready.problem for name, ready in self.ready.items() if ready.problem}
@@ -158,18 +167,43 @@ class Supervisor:
     async def until_used(self, worker_ids: Iterable[str]) -> None:
         """Raises ProcessFailedError."""
         timeout_s = self.config.workers.ready_timeout_s
-        await until_used(worker_ids, self.routers, self.client(), self.children, timeout_s)
+        await until_used(worker_ids, self.client(), self.children, timeout_s)
 
     async def stop_worker(self, worker_id: str) -> bool:
         """Drains the worker, and those that share its process. False when the process did not end in order, or not in
         time, and had to be killed."""
-        return await self.children.of_worker(worker_id).stop(self._stop_limit_s)
+        return await self.stop_process(self.children.of_worker(worker_id).name)
+
+    async def stop_process(self, name: str) -> bool:
+        """Drains a worker's or a router's process; one that was never ready is ended at once. False as `stop_worker`
+        says."""
+        process = self.children[name]
+        if process.alive and not process.was_ready:
+            await process.kill()
+        return await process.stop(_stop_limit_s(self.children.launches[name].config))
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Of this process, of those to come, and of those that live once they open their logs anew."""
+        set_level(level)
+        logging = msgspec.structs.replace(self.config.logging, level=level)
+        self.config = msgspec.structs.replace(self.config, logging=logging)
+        self.launcher.renew(self.config)
 
     def reopen_logs(self) -> None:
         """For who has moved the logs away. A process that is not ready yet goes on in the old one."""
         for process in (*self.children.values(), *([] if self.nats is None else [self.nats])):
             if process.alive and process.was_ready:
                 process.reopen_log()
+
+    def worker_client(self, worker_id: str) -> WorkerClient:
+        """Raises WorkerLostError when the worker is no process that is ready."""
+        if self.children.living(worker_id) is None or worker_id not in self.ready:
+            raise WorkerLostError(worker_id, "is no process that is ready")
+        return WorkerClient(worker_id, self.ready[worker_id].addresses["rpc"], self.keys.cluster)
+
+    async def sleep(self, worker_id: str, drain_s: float) -> None:
+        async with self.worker_client(worker_id) as client:
+            await client.sleep(SLEEP_LEVEL, drain_s)
 
     async def wait(self) -> ProcessExit:
         """The next process that ends without having been told to."""
@@ -180,16 +214,17 @@ class Supervisor:
 
         False when something did not end in order, or had to be killed. May be called again.
         """
-        routers = [child for name, child in self.children.items() if name in self.routers]
-        workers = [child for name, child in self.children.items() if name not in self.routers]
+        routers = [name for name, launch in self.children.launches.items() if launch.module == ROUTER]
+        workers = [name for name in self.children if name not in routers]
         for child in self.children.values():
             child.stopping = True
         clean = True
         for group in (routers, workers):
-            clean &= all(await asyncio.gather(*(child.stop(self._stop_limit_s) for child in group)))
+            limits_s = {name: _stop_limit_s(self.children.launches[name].config) for name in group}
+            clean &= all(await asyncio.gather(*(self.children[name].stop(limits_s[name]) for name in group)))
         if self.nats is not None:
             nats, self.nats = self.nats, None
-            await nats.stop(self._stop_limit_s)
+            await nats.stop(_stop_limit_s(self.config))
         self._closing.close()
         await self._endings.all()
         self.launcher.close()
@@ -201,11 +236,12 @@ class Supervisor:
 
     def address(self, name: Literal["grpc", "http"]) -> str:
         """HOST:PORT of an endpoint, which all routers share."""
-        return self.ready[ROUTER_ID].addresses[name]
+        return self.router_addresses[name]
 
     @property
-    def routers(self) -> list[str]:
-        return router_ids(self.config)
+    def router_addresses(self) -> dict[str, str]:
+        """Empty before the first router is ready."""
+        return next((ready.addresses for ready in self.ready.values() if ready.process == ROUTER), {})
 
     @property
     def speaks_tls(self) -> bool:
@@ -219,12 +255,8 @@ class Supervisor:
         return Client(self.address("grpc"), api_key, ca, name, self.keys.operator[0] if self.keys.operator else None)
 
     @property
-    def _stop_limit_s(self) -> float:
-        return self.config.router.drain_window_s + self.config.workers.drain_timeout_s + DRAIN_GRACE_S
-
-    @property
-    def _launches(self) -> Launches:
-        return Launches(self.config, handed_on(self.keys, self._environ), self.children)
+    def launches(self) -> Launches:
+        return Launches(self.config, handed_on(self.keys, self._environ), self.children, self.generation)
 
     async def _nats_url(self, taken_over: Iterable[Launch]) -> str:
         """Starts NATS where those that were taken over look for it, unless it lives or another one is to be used.
@@ -239,7 +271,7 @@ class Supervisor:
         return self.ready[NATS].addresses[NATS]
 
     async def _start_nats(self, addresses: dict[str, str]) -> None:
-        launch = msgspec.structs.replace(self._launches.nats(), addresses=addresses)
+        launch = msgspec.structs.replace(self.launches.nats(), addresses=addresses)
         self.nats = self.launcher.process(launch)
         await self._begin(self.nats)
         await self._until_ready(NATS, self.nats)
@@ -274,13 +306,11 @@ class Supervisor:
 
     async def _start_routers(self, group: asyncio.TaskGroup, launches: Sequence[Launch]) -> None:
         """All take the same ports. Where free ones are wanted the first router finds them."""
-        taken = [self.ready[name].addresses for name in self.routers if name in self.ready]
-        if launches and not taken and 0 in (self.config.router.http_port, self.config.router.grpc_port):
+        if launches and not self.router_addresses and 0 in (self.config.router.http_port, self.config.router.grpc_port):
             first, *launches = launches
             await self._start(first)
-            taken = [self.ready[first.name].addresses]
         for launch in launches:
-            group.create_task(self._start(msgspec.structs.replace(launch, addresses=taken[0] if taken else {})))
+            group.create_task(self._start(msgspec.structs.replace(launch, addresses=self.router_addresses)))
 
     async def _begin(self, process: Process) -> None:
         try:
@@ -293,3 +323,8 @@ class Supervisor:
     async def _until_ready(self, name: str, process: Process) -> None:
         self.ready[name] = await process.wait_ready(self.config.workers.ready_timeout_s)
         self._on_ready(self.ready[name])
+
+
+def _stop_limit_s(config: ServingConfig) -> float:
+    """Of a process that was started with it, which keeps the limit itself."""
+    return config.router.drain_window_s + config.workers.drain_timeout_s + DRAIN_GRACE_S

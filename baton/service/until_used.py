@@ -2,11 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import grpc
 
 from baton.service.children import Children
+from baton.service.launcher import ROUTER
+from baton_proto.discovery import OTHER_WEIGHTS
+from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.processes.process import ProcessFailedError
 
@@ -16,30 +19,33 @@ UNKNOWN = f"{UNUSED}: it does not know it"
 POLL_S = 0.05
 
 
-async def until_used(
-    worker_ids: Iterable[str], router_ids: Sequence[str], client: Client, children: Children, timeout_s: float
-) -> None:
-    """Raises ProcessFailedError when a worker's process ends, the time is up, or no router answers. A router that ends
-    meanwhile is not waited for."""
+async def until_used(worker_ids: Iterable[str], client: Client, children: Children, timeout_s: float) -> None:
+    """A worker that sleeps, or whose weights are not those of most, is used as far as it can be. Raises
+    ProcessFailedError when a worker's process ends, the time is up, or no router answers. A router that ends meanwhile
+    is not waited for."""
     deadline_s = time.monotonic() + timeout_s
     workers = list(worker_ids)
-    waits = dict.fromkeys(router_ids, SILENT) | dict.fromkeys(workers, UNKNOWN)
+    waits = dict.fromkeys(children.routers, SILENT) | dict.fromkeys(workers, UNKNOWN)
     async with client:
         while waits:
             await asyncio.sleep(POLL_S)
             for name, problem in waits.items():
                 if time.monotonic() >= deadline_s or (name in workers and children.living(name) is None):
                     raise ProcessFailedError(name, problem, "")
-            living = [name for name in router_ids if children[name].alive]
+            living = children.routers
             try:
                 status = await client.status(timeout_s)
             except grpc.aio.AioRpcError as error:
                 if living and error.code() is grpc.StatusCode.UNAVAILABLE:
                     continue  # the one that was asked has ended
-                raise ProcessFailedError(router_ids[0], f"does not answer: {error.details()}", "") from error
+                raise ProcessFailedError(ROUTER, f"does not answer: {error.details()}", "") from error
             seen = {worker.worker_id: worker for worker in status.workers}
             waits = {name: SILENT for name in living if name not in status.routers} | {
                 name: f"{UNUSED}: {seen[name].note or seen[name].state}" if name in seen else UNKNOWN
                 for name in workers
-                if name not in seen or not seen[name].used
+                if name not in seen or not _settled(seen[name])
             }
+
+
+def _settled(worker: pb.WorkerStatus) -> bool:
+    return worker.used or worker.state == "sleeping" or OTHER_WEIGHTS in worker.note

@@ -12,6 +12,9 @@ MAJOR = 1
 # their stream.
 EVENTS_ROLE = "events"
 
+# What routers note of a worker that they leave out because of its weights.
+OTHER_WEIGHTS = "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
+
 
 class TransferEndpoint(Struct, frozen=True):
     """Where a decode worker's KV receiver listens, and by what transports block bytes may come."""

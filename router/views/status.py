@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import asdict
 
-from baton_proto.discovery import WorkerLoad, WorkerRecord
+from baton_proto.discovery import OTHER_WEIGHTS, WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
 from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
@@ -77,9 +77,7 @@ class StatusView:
         """What an operator should know about the worker; empty when all is well."""
         notes = [f"not used: {worker.misfit}" if worker.misfit else ""]
         if self.pool.has_other_weights(worker):
-            notes.append(
-                "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
-            )
+            notes.append(OTHER_WEIGHTS)
         if (other := self.namesake(worker.record.worker_id)) is not None:
             whose = f"the process {other.pid} at {other.rpc_address} has the same name"
             notes.append(f"announced twice: {whose} and is not used; give one service another --namespace")

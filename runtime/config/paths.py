@@ -1,8 +1,10 @@
 """The files and folders that a configuration names, for processes that work in another folder."""
 
+import copy
 import functools
-import operator
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,18 +22,25 @@ PATH_KEYS = {
 
 def with_absolute_paths(config: ServingConfig) -> ServingConfig:
     """The configuration for processes that work in another folder."""
-    data = msgspec.to_builtins(config)
+    return parse_config(absolute(msgspec.to_builtins(config)))
+
+
+def absolute(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Any part of serving.yaml, as plain data that parse_config() takes, with absolute paths."""
+    result: dict[str, Any] = copy.deepcopy(dict(data))
     for name, keys in PATH_KEYS.items():
-        section = functools.reduce(operator.getitem, name.split("."), data)
-        section |= {key: _absolute(path) for key in keys if (path := section[key]) is not None}
-    for worker in data["external_workers"]:
-        worker |= {key: _absolute(worker[key]) for key in ("api_key_file", "ca_file") if worker[key] is not None}
-    data["workers"]["weights_folders"] = [_absolute(folder) for folder in config.workers.weights_folders]
-    if Path(config.model).expanduser().exists():
-        data["model"] = _absolute(config.model)
-    if config.router.generation_config not in GENERATION_CONFIGS:
-        data["router"]["generation_config"] = _absolute(config.router.generation_config)
-    return parse_config(data)
+        section = functools.reduce(lambda part, key: part.get(key) or {}, name.split("."), result)
+        section |= {key: _absolute(section[key]) for key in keys if section.get(key) is not None}
+    for worker in result.get("external_workers", ()):
+        worker |= {key: _absolute(worker[key]) for key in ("api_key_file", "ca_file") if worker.get(key) is not None}
+    if folders := result.get("workers", {}).get("weights_folders"):
+        result["workers"]["weights_folders"] = [_absolute(folder) for folder in folders]
+    if (model := result.get("model")) is not None and Path(model).expanduser().exists():
+        result["model"] = _absolute(model)
+    generation_config = result.get("router", {}).get("generation_config", GENERATION_CONFIGS[0])
+    if generation_config not in GENERATION_CONFIGS:
+        result["router"]["generation_config"] = _absolute(generation_config)
+    return result
 
 
 def _absolute(path: str) -> str:

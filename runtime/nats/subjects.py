@@ -12,6 +12,7 @@
 | `baton.<ns>.left_answers` | questions of a router to all workers, see LeftAnswer | core NATS, request and reply |
 | `$KV.baton_<ns>_responses.<response_id>` | SavedResponse | bucket `baton_<ns>_responses` |
 | `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
+| `baton.<ns>.supervisor` | questions to the supervisor and its answers | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
 
 Worker and router ids and namespaces are single subject tokens: no dots, spaces or wildcards.
@@ -54,6 +55,10 @@ def left_answers_subject(namespace: str) -> str:
 
 def planner_subject(namespace: str) -> str:
     return _subject(namespace, "planner")
+
+
+def supervisor_subject(namespace: str) -> str:
+    return _subject(namespace, "supervisor")
 
 
 def planner_stream(namespace: str) -> str:

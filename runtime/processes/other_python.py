@@ -1,29 +1,30 @@
 """A worker under another interpreter, whose environment has an engine that ours has not: which of our packages it sees,
 and by which names."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
+from baton_proto.rollout import Code
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
+from runtime.processes.own_code import own_code
 
 PACKAGES = ("baton_proto", "decode_worker", "engine", "kvtransfer", "prefill_worker", "runtime", "worker")
 
 
-def package_links(folder: Path) -> Path:
-    """A folder for PYTHONPATH with our packages alone, because what lies beside them is of another environment."""
-    links = folder / "packages"
+def package_links(folder: Path, code: Code | None = None) -> Path:
+    """A folder for PYTHONPATH with our packages alone, because what lies beside them is of another environment. `code`
+    None: those that this process runs from."""
+    code = code or own_code()
+    links = folder / f"packages-{code.version}"
     links.mkdir(exist_ok=True)
     for name in PACKAGES:
-        spec = find_spec(name)
-        assert spec is not None, f"{name} is ours"
-        assert spec.submodule_search_locations, f"{name} is a package"
         link = links / name
         if not link.exists():
-            link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
+            target = next(Path(path, name) for path in code.paths if Path(path, name).is_dir())
+            link.symlink_to(target, target_is_directory=True)
     return links
 
 

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from baton.client.async_client import AsyncClient
-from baton.service.launches import ROUTER_ID
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.answer import Answer
 from tests.router.api.conversations import write_talking_model
@@ -156,9 +155,9 @@ async def test_streams_whose_router_is_killed_go_on_at_the_next_one_and_every_to
             client = group.create_task(by_client(service, begun[1], **seeded))
             for one in [*begun, *(stream.begun for stream in streams)]:
                 await one.wait()
-            service.kill(ROUTER_ID)
-            assert (await service.supervisor.wait()).name == ROUTER_ID
-            await service.supervisor.start_again(ROUTER_ID)
+            service.kill("router-1")
+            assert (await service.supervisor.wait()).name == "router-1"
+            await service.supervisor.start_again("router-1")
             service.note_pids()
         assert all(stream.broke_off for stream in streams)
         greedy_one, sampled_one, chat_one = streams
@@ -193,9 +192,9 @@ async def test_streams_that_a_router_cuts_off_at_its_end_say_so_and_go_on_at_the
             client = group.create_task(by_client(service, begun, **seeded))
             await begun.wait()
             await stream.begun.wait()
-            service.kill(ROUTER_ID, signal.SIGTERM)
-            assert (await service.supervisor.wait()).name == ROUTER_ID
-            await service.supervisor.start_again(ROUTER_ID)
+            service.kill("router-1", signal.SIGTERM)
+            assert (await service.supervisor.wait()).name == "router-1"
+            await service.supervisor.start_again("router-1")
             service.note_pids()
         assert (await client).choices == whole.choices
         assert not stream.broke_off

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from baton.cli.up import Service as Wanted
 from baton.service.local_launcher import this_machine
+from baton.service.wanted.configuration import Wanted
 from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import resolve_model

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
-from baton.service.service_run import Tell
+from baton.service.telling import Tell
 from runtime.address import parse_address
 from runtime.errors import BatonError, ConfigError, UnavailableError
 

@@ -11,10 +11,11 @@ import structlog
 from ray.exceptions import ActorAlreadyExistsError, GetTimeoutError, RayActorError, RayTaskError
 
 from baton.service.on_ray.cluster import find_actor, on_head
-from baton.service.on_ray.control import Control, News, State
+from baton.service.on_ray.control import Control, State
 from baton.service.on_ray.launcher import CONTROL, RayLauncher
-from baton.service.service_run import Tell
 from baton.service.supervisor import Supervisor
+from baton.service.telling import Tell
+from baton_proto.rollout import News
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError, UnavailableError
 from runtime.security.keys import given
@@ -26,10 +27,10 @@ TOLD_AT_THE_END: Final = ("lost", "draining", "stopped")
 log = structlog.get_logger()
 
 
-def bring_up(config: ServingConfig, tell: Tell) -> None:
+def bring_up(config: ServingConfig, options: dict[str, Any], tell: Tell) -> None:
     """Returns when the service serves and its planner is at work. Raises ConfigError when the namespace is served
     already; any other error leaves nothing new behind."""
-    control = _new_control(config)
+    control = _new_control(config, options)
     last = "planner" if config.planner.enabled else "serving"
     for news in _follow(control):
         tell(news.line, event=news.event, **news.fields)
@@ -50,13 +51,13 @@ def take_down(namespace: str, tell: Tell) -> bool:
     return drained is not False and left is not False
 
 
-def _new_control(config: ServingConfig) -> Any:
+def _new_control(config: ServingConfig, options: dict[str, Any]) -> Any:
     """Replaces a control actor whose service is over. Raises ConfigError when there is one that serves."""
     deadline_s = time.monotonic() + ANSWER_S
     options = on_head() | {"name": CONTROL, "lifetime": "detached", "max_restarts": 0}
     while True:
         try:
-            control: Any = ray.remote(Control).options(**options).remote(config, given(os.environ))
+            control: Any = ray.remote(Control).options(**options).remote(config, given(os.environ), options)
             _ask(control.start.remote())
         except ActorAlreadyExistsError:
             _clear_away(find_actor(CONTROL), config.namespace)

@@ -13,20 +13,13 @@ from msgspec import Struct
 from baton.service.on_ray.launcher import RayLauncher
 from baton.service.on_ray.node_logs import show_own_log
 from baton.service.service_run import ServiceRun
+from baton_proto.rollout import News
 from runtime.config.serving import ServingConfig
 from runtime.errors import BatonError
 from runtime.processes.process import ProcessFailedError
 from runtime.telemetry.logging import configure_logging
 
 log = structlog.get_logger()
-
-
-class News(Struct, frozen=True):
-    """What happened to the service, as ServiceRun tells it."""
-
-    line: str
-    event: str
-    fields: dict[str, Any]
 
 
 class State(Struct, frozen=True):
@@ -36,11 +29,12 @@ class State(Struct, frozen=True):
 
 
 class Control:
-    def __init__(self, config: ServingConfig, keys: dict[str, str]) -> None:
-        """`keys`: the secret variables of the process that brings the service up."""
+    def __init__(self, config: ServingConfig, keys: dict[str, str], options: dict[str, Any]) -> None:
+        """`keys`: the secret variables of the process that brings the service up. `options`: what it was given beside a
+        file."""
         configure_logging(config.logging, "control")
         show_own_log("control")
-        self._run = ServiceRun(config, RayLauncher(config), self._tell, keys)
+        self._run = ServiceRun(config, RayLauncher(config), self._tell, keys, options)
         self._running: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._news: list[News] = []

@@ -15,7 +15,7 @@ from baton.service.launcher import Launch, Machines, uses_gpus
 from baton.service.on_ray.cluster import answer, find_actor, find_group, on_head
 from baton.service.on_ray.process import RayProcess
 from baton.service.on_ray.process_host import Hosted, ProcessHost, on_node, threads_of
-from baton.service.on_ray.room import Bundle, Room
+from baton.service.on_ray.room import PLACED_S, Bundle, Room, has_room
 from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process, ProcessFailedError
 
@@ -52,6 +52,21 @@ class RayLauncher:
     def process(self, launch: Launch) -> Process:
         process: RayProcess = RayProcess(launch.name, lambda: self._place(launch, process))
         return process
+
+    async def has_room(self, launch: Launch) -> bool:
+        """Asks for the place, and gives it back. Nodes that the cluster could start do not count."""
+        bundle = self._bundle(launch)
+        if not bundle:
+            return True
+        group = placement_group([dict(bundle)], "STRICT_PACK")
+        try:
+            return await has_room(group, PLACED_S)
+        finally:
+            remove_placement_group(group)
+
+    def renew(self, config: ServingConfig) -> None:
+        for seat in self._seats.values():
+            seat.host.renew.remote(config)
 
     def release(self, process: Process) -> None:
         self._room.release(process)

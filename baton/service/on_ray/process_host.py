@@ -9,7 +9,7 @@ import signal
 import msgspec
 import ray
 
-from baton.service.build_process import build_process
+from baton.service.build_process import build_process, renew
 from baton.service.launcher import Launch
 from baton.service.on_ray.node_logs import log_file
 from runtime.config.serving import ServingConfig
@@ -53,6 +53,9 @@ class ProcessHost:
 
     async def send_signal(self, number: int) -> None:
         self._process.send_signal(signal.Signals(number))
+
+    async def renew(self, config: ServingConfig) -> None:
+        renew(self._folder.path, config)
 
     async def about(self) -> Hosted:
         alive = self._started and self._process.alive

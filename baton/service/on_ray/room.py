@@ -39,9 +39,9 @@ class Room:
         self.hold(process, bundle)
         task = asyncio.ensure_future(started)
         try:
-            if group is not None and not await _has_room(group, min(PLACED_S, self._timeout_s)):
+            if group is not None and not await has_room(group, min(PLACED_S, self._timeout_s)):
                 with self._asked_for(process):
-                    if not await _has_room(group, self._timeout_s - PLACED_S):
+                    if not await has_room(group, self._timeout_s - PLACED_S):
                         problem = f"found no room on the Ray cluster within {self._timeout_s:g} s: {missing(bundle)}"
                         raise ProcessFailedError(process.name, problem)
             done, _ = await asyncio.wait({task}, timeout=ACTOR_S)
@@ -73,7 +73,8 @@ class Room:
         request_resources(bundles=[dict(bundle) for bundle in self._held.values() if bundle] if self._waiting else [])
 
 
-async def _has_room(group: PlacementGroup, timeout_s: float) -> bool:
+async def has_room(group: PlacementGroup, timeout_s: float) -> bool:
+    """Whether the group gets its place within the time."""
     deadline_s = time.monotonic() + timeout_s
     while not await asyncio.to_thread(group.wait, AGAIN_S):
         if time.monotonic() > deadline_s:

@@ -4,6 +4,7 @@ workers: `baton up`, or the control actor on a Ray cluster."""
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.planning.supervisor_connector import SupervisorConnector
@@ -16,10 +17,21 @@ from runtime.end_task import end_tasks
 from runtime.nats.client import connect
 
 
+@dataclass(frozen=True, slots=True)
+class LivePlanner:
+    service: PlannerService
+    connector: SupervisorConnector
+
+    async def hold(self, why: str) -> None:
+        """From now on the planner begins nothing. Returns when what it had begun has ended."""
+        self.service.held = why
+        await self.connector.settled()
+
+
 @asynccontextmanager
 async def live_planner(
     supervisor: Supervisor, on_ready: Callable[[str], None] = lambda address: None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[LivePlanner]:
     """Plans for the workers of a started supervisor until the context ends; effects in flight are then cancelled.
     `on_ready` gets HOST:PORT of the metrics once the planner answers operators. Raises UnavailableError when NATS does
     not answer, ConfigError when the journal cannot be written."""
@@ -36,7 +48,7 @@ async def live_planner(
         )
         task = asyncio.create_task(service.run(on_ready), name="planner")
         closing.push_async_callback(end_tasks, task)
-        yield
+        yield LivePlanner(service, connector)
 
 
 def gpu_budget(config: ServingConfig, machines: Machines) -> int:

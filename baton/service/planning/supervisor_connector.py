@@ -18,12 +18,10 @@ from baton_proto.planner import ALL_VERBS, ROLES, Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.policy import pace
 from planner.policy.observation import LEAVING
-from runtime.calls.worker import WorkerClient
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, WorkerLostError
 from runtime.processes.process import ProcessFailedError
 
-SLEEP_LEVEL: Final = 1  # the weights stay in host memory: what sleeps is kept for a burst
 END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
 
 log = structlog.get_logger()
@@ -37,7 +35,6 @@ class SupervisorConnector:
     def __init__(self, supervisor: Supervisor) -> None:
         config = supervisor.config
         self._supervisor = supervisor
-        self._key = supervisor.keys.cluster
         self._drain_s = max(END_S, pace.DRAIN_DEADLINE_S - config.workers.drain_timeout_s - END_S)
         self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
         self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
@@ -67,6 +64,10 @@ class SupervisorConnector:
     async def flip(self, worker_id: str, role: Role) -> None:
         """A process has one role all its life: drained and ended, then started anew on the GPU that is free now."""
         await self._once("flip", worker_id, lambda: self._flip(worker_id, role))
+
+    async def settled(self) -> None:
+        """Returns when each verb that was begun has ended."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:
         await end_tasks(*self._tasks.values())
@@ -103,25 +104,18 @@ class SupervisorConnector:
         child = self._supervisor.children.living(worker_id)
         if child is not None and child.was_ready and not child.stopping:
             with contextlib.suppress(WorkerLostError):  # then there is nothing left to drain
-                async with self._client(worker_id) as client:
+                async with self._supervisor.worker_client(worker_id) as client:
                     if remaining := (await client.drain(self._drain_s)).remaining:
                         log.warning("drain took too long", worker=worker_id, remaining=remaining)
         await self._end(worker_id)
 
     async def _sleep(self, worker_id: str) -> None:
-        async with self._client(worker_id) as client:
-            await client.sleep(SLEEP_LEVEL, self._drain_s)
+        await self._supervisor.sleep(worker_id, self._drain_s)
 
     async def _wake(self, worker_id: str) -> None:
-        async with self._client(worker_id) as client:
+        async with self._supervisor.worker_client(worker_id) as client:
             await client.wake()
         await self._supervisor.until_used([worker_id])
-
-    def _client(self, worker_id: str) -> WorkerClient:
-        """Raises WorkerLostError when the worker is no process that is ready."""
-        if self._supervisor.children.living(worker_id) is None or worker_id not in self._supervisor.ready:
-            raise WorkerLostError(worker_id, "is no process that is ready")
-        return WorkerClient(worker_id, self._supervisor.ready[worker_id].addresses["rpc"], self._key)
 
     async def _end(self, worker_id: str) -> None:
         if not self._supervisor.children.has_started(worker_id):

@@ -18,6 +18,7 @@ from runtime.processes.process import Process
 
 class Living:
     alive = True
+    stopping = False
 
 
 class Dead:

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from baton.service.child_process import ChildProcess
-from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
@@ -53,8 +52,8 @@ class TestARunningService:
 
     async def test_every_process_is_a_child_of_its_own(self, service: Service) -> None:
         commands = {name: psutil.Process(service.pid(name)).cmdline() for name in service.supervisor.children}
-        assert set(commands) == {ROUTER_ID, "prefill-1", "decode-1"}
-        for name, module in ((ROUTER_ID, "router"), ("prefill-1", "prefill_worker"), ("decode-1", "decode_worker")):
+        assert set(commands) == {"router-1", "prefill-1", "decode-1"}
+        for name, module in (("router-1", "router"), ("prefill-1", "prefill_worker"), ("decode-1", "decode_worker")):
             assert module in commands[name]
         assert service.nats.alive
 

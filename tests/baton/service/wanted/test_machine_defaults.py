@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.service.machine_defaults import described, suited
+from baton.service.wanted.machine_defaults import described, suited
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig, ServingConfig, parse_config
 

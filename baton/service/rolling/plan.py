@@ -1,0 +1,112 @@
+"""What a roll-out does to the processes of a service. Pure: processes as they are and what is wanted go in, steps come
+out."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.service.children import Children
+from baton.service.launcher import ROUTER, Launch
+from baton.service.launches import differences
+from baton.service.wanted.effects import changes, effect_of
+from baton_proto.planner import ROLES, Role
+from baton_proto.rollout import Code, Row
+from runtime.config.serving import ServingConfig
+from runtime.config.workers import WorkerEngine
+from runtime.errors import ConfigError
+
+SUPERVISOR = "supervisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`old`: processes of workers that go, with the reason. `lacking`: workers that are started, by role and engine.
+    `external`: of `old`, those that engines elsewhere are behind: their names are needed again."""
+
+    old: Mapping[str, str]
+    old_routers: Mapping[str, str]
+    lacking: Mapping[Role, Counter[WorkerEngine]]
+    external: tuple[str, ...]
+    new_routers: int
+
+
+def plan(children: Children, config: ServingConfig, code: Code, ours: Code) -> Plan:
+    """`ours`: the code of the supervisor."""
+    lasting = [name for name in children.living_of() if not children[name].stopping]
+    why = {name: _why_outdated(children.launches[name], config, code, ours) for name in lasting}
+    kept = [name for name in why if not why[name]]
+    old = {name: reason for name, reason in why.items() if reason}
+    routers = {name: old.pop(name) for name in children.routers if name in old}
+    beyond = [name for name in kept if name in children.routers][config.router.replicas :]
+    routers |= dict.fromkeys(beyond, "router.replicas")
+    kept_routers = sum(name in children.routers for name in kept) - len(beyond)
+    workers = [name for name in kept if name not in children.routers and not _external(children.launches[name])]
+    counts = _wanted(children, config)
+    for name in list(reversed(workers)):
+        roles = children.launches[name].workers.values()
+        if any(not _counts(children, workers, role) <= counts[role] for role in roles):
+            workers.remove(name)
+            old[name] = "there are more workers than wanted"
+    lacking = {role: counts[role] - _counts(children, workers, role) for role in ROLES}
+    external = tuple(name for name in old if _external(children.launches[name]))
+    return Plan(old, routers, lacking, external, config.router.replicas - kept_routers)
+
+
+def rows(plan: Plan, before: ServingConfig, after: ServingConfig) -> list[Row]:
+    """The table that is shown. Empty: nothing changes."""
+    in_place = [change for change in changes(before, after) if not effect_of(change.key).processes]
+    told = [Row(SUPERVISOR, "changes in place", str(change)) for change in in_place]
+    told += [Row(name, "ends; its place is taken first where there is room", why) for name, why in plan.old.items()]
+    told += [
+        Row(f"{count} {role}" + "s" * (count > 1), f"new, with {engine}", "takes the place of others, or is one more")
+        for role, engines in plan.lacking.items()
+        for engine, count in engines.items()
+    ]
+    told += [Row(name, "hands its ports over", why) for name, why in plan.old_routers.items()]
+    if plan.new_routers:
+        told.append(Row(f"{plan.new_routers} {ROUTER}" + "s" * (plan.new_routers > 1), "new, on the same ports", ""))
+    return told
+
+
+def refuse(before: ServingConfig, after: ServingConfig) -> None:
+    """Raises ConfigError for what cannot change while the service runs."""
+    for change in changes(before, after):
+        if refusal := effect_of(change.key).refusal:
+            raise ConfigError(change.key, f"({change}) {refusal}")
+
+
+def _why_outdated(launch: Launch, config: ServingConfig, code: Code, ours: Code) -> str:
+    """Empty: it is as it should be."""
+    found = [str(change) for change in differences(launch, config)]
+    found += [f"external_workers.{name}" for name in launch.workers if _other(name, launch, config)]
+    version = (launch.generation.code or ours).version
+    if version != code.version:
+        found.append(f"code {version} -> {code.version}")
+    return ", ".join(found)
+
+
+def _external(launch: Launch) -> bool:
+    return any(launch.config.external_worker(name) is not None for name in launch.workers)
+
+
+def _other(name: str, launch: Launch, config: ServingConfig) -> bool:
+    return launch.config.external_worker(name) != config.external_worker(name)
+
+
+def _counts(children: Children, names: list[str], role: Role) -> Counter[WorkerEngine]:
+    launches = (children.launches[name] for name in names)
+    return Counter(
+        launch.config.workers.engine for launch in launches for its in launch.workers.values() if its == role
+    )
+
+
+def _wanted(children: Children, config: ServingConfig) -> dict[Role, Counter[WorkerEngine]]:
+    """How many workers there shall be. Where there is a planner: as many as live, because it knows better."""
+    if not config.planner.enabled:
+        return {role: Counter(config.workers.by_engine(role)) for role in ROLES}
+    wanted: dict[Role, Counter[WorkerEngine]] = {}
+    for role in ROLES:
+        engines = wanted[role] = Counter[WorkerEngine]()
+        for _ in range(children.engines(role).total()):
+            engines[config.workers.next_engine(role, engines)] += 1
+    return wanted

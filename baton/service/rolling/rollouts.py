@@ -1,0 +1,163 @@
+"""Takes orders for roll-outs, one at a time, and tells how far the last one is.
+
+A roll-out goes on when whoever asked for it has left. Who asks for the same one again follows it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from baton.service.launcher import Former, Generation
+from baton.service.launches import with_nats_url
+from baton.service.planning.running_planner import RunningPlanner
+from baton.service.rolling.plan import SUPERVISOR, plan, refuse, rows
+from baton.service.rolling.roll import roll_out
+from baton.service.supervisor import Supervisor
+from baton.service.telling import Tell
+from baton.service.wanted.configuration import laid_over, refuse_other_tokens, wanted
+from baton_proto.decoding import MAX_TEXT
+from baton_proto.rollout import (
+    MAJOR,
+    Answer,
+    Back,
+    News,
+    Planned,
+    Question,
+    Refusal,
+    Rollout,
+    ServiceView,
+    ShowService,
+    decode_question,
+    encode,
+)
+from runtime.config.serving import ServingConfig, parse_config
+from runtime.end_task import end_tasks
+from runtime.errors import BatonError, ConfigError, InvalidRequestError
+from runtime.nats.client import connect
+from runtime.nats.subjects import supervisor_subject
+from runtime.processes.own_code import own_code
+from runtime.security.proven_orders import ProvenOrders
+
+UNDER_WAY: Final = "a roll-out is under way"
+
+log = structlog.get_logger()
+
+
+class Rollouts:
+    """A context in which orders are taken. `options`: part of serving.yaml that goes before any file."""
+
+    def __init__(self, supervisor: Supervisor, planner: RunningPlanner, options: Mapping[str, Any], tell: Tell) -> None:
+        self._supervisor = supervisor
+        self._planner = planner
+        self._options = dict(options)
+        self._tell_all = tell
+        self._proven = ProvenOrders(SUPERVISOR, ())
+        self._closing = AsyncExitStack()
+        self._code = own_code()  # now: the files may be others later
+        self._news: list[News] = []  # of the last roll-out
+        self._order: Rollout | Back | None = None  # under way
+        self._planned = Planned([])
+        self._task: asyncio.Task[None] | None = None
+        self._problem = ""
+
+    async def __aenter__(self) -> "Rollouts":
+        """Raises UnavailableError when NATS does not answer."""
+        config, keys = self._supervisor.config, self._supervisor.keys
+        self._proven = ProvenOrders(SUPERVISOR, keys.operator)  # now: those of processes that were taken over
+        assert config.nats.url is not None, "not started"
+        nats = await connect(config.nats.url, SUPERVISOR, config.namespace, config.workers.ready_timeout_s, keys.nats)
+        self._closing.push_async_callback(nats.close)
+        await nats.answer(supervisor_subject(config.namespace), self._answer)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._closing.aclose()
+        if self._task is not None:
+            await end_tasks(self._task)
+
+    async def _answer(self, data: bytes) -> bytes:
+        body: ServiceView | Planned | Refusal
+        try:
+            question = decode_question(data)
+            body = self._view(question.body) if isinstance(question.body, ShowService) else await self._take(question)
+        except InvalidRequestError as error:
+            body = Refusal(error.field, error.problem)
+        except ConfigError as error:
+            body = Refusal(error.where, error.problem)
+        except BatonError as error:
+            body = Refusal(SUPERVISOR, str(error))
+        except msgspec.DecodeError as error:
+            body = Refusal("question", str(error))
+        return encode(Answer(MAJOR, body))
+
+    def _view(self, asked: ShowService) -> ServiceView:
+        supervisor = self._supervisor
+        engine = msgspec.structs.replace(supervisor.config.engine, cache_salt=None)  # a secret
+        running = msgspec.to_builtins(msgspec.structs.replace(supervisor.config, engine=engine))
+        code = supervisor.generation.code or self._code
+        news = self._news[asked.seen :]
+        return ServiceView(
+            running, self._options, code.version, news, self._order is not None, self._problem, self._proven.challenge
+        )
+
+    async def _take(self, question: Question) -> Planned:
+        """Raises BatonError."""
+        order = question.body
+        assert not isinstance(order, ShowService)
+        by = self._proven.check(order, question.proof)
+        log.info("an operator orders", order=type(order).__name__, by=by)
+        if self._order is not None and order == self._order:
+            return self._planned
+        config, generation = await asyncio.to_thread(self._next, order)
+        if self._order is not None:
+            raise InvalidRequestError("rollout", f"{UNDER_WAY}: wait until it has ended, then ask again")
+        now = self._supervisor.config
+        steps = plan(self._supervisor.children, config, generation.code or self._code, self._code)
+        planned = Planned(rows(steps, now, config))
+        if planned.rows and not order.dry_run:
+            self._order, self._planned, self._news, self._problem = order, planned, [], ""
+            self._task = asyncio.create_task(self._carry_out(config, generation), name="roll-out")
+        return planned
+
+    def _next(self, order: Rollout | Back) -> tuple[ServingConfig, Generation]:
+        """What the order wants. Raises ConfigError, ModelError."""
+        now, config = self._supervisor.generation, self._supervisor.config
+        number, before = now.number + 1, Former(config, now.code)
+        if isinstance(order, Back):
+            if now.before is None:
+                raise ConfigError("--back", "there was no roll-out since this service began: nothing to go back to")
+            return now.before.config, Generation(number, now.before.code, before)
+        given = (
+            laid_over(msgspec.to_builtins(config), order.settings)
+            if order.given is None
+            else laid_over(order.given, self._options, order.settings)
+        )
+        service = wanted(parse_config(given), given).suited(self._supervisor.launcher.machines)
+        after = service.config
+        if after.nats.url is None and config.nats.url is not None:
+            after = with_nats_url(after, config.nats.url)
+        refuse(config, after)
+        refuse_other_tokens(wanted(config, {}), service)
+        code = None if order.code.version == self._code.version else order.code
+        return after, Generation(number, code, before)
+
+    async def _carry_out(self, config: ServingConfig, generation: Generation) -> None:
+        try:
+            async with self._planner.aside(UNDER_WAY):
+                await roll_out(self._supervisor, config, generation, self._tell)
+            self._tell("the roll-out has ended: all processes are as wanted", event="rolled_out")
+        except BatonError as error:
+            self._problem = str(error)[:MAX_TEXT]
+        except Exception as fault:  # our own: whoever follows must hear of it
+            log.exception("the roll-out failed")
+            self._problem = f"failed: {fault!r}"[:MAX_TEXT]
+        finally:
+            self._order = None
+
+    def _tell(self, line: str, *, event: str, **fields: Any) -> None:
+        self._news.append(News(line[:MAX_TEXT], event, fields))
+        self._tell_all(line, event=event, **fields)

@@ -1,0 +1,72 @@
+"""A configuration as a person wrote it, filled in with what suits model and machines."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from baton.service.launcher import Machines, uses_gpus
+from baton.service.wanted.machine_defaults import described, suited
+from runtime.checkpoint.model_files import ModelFiles, pinned
+from runtime.checkpoint.served_model import is_mock, served_model
+from runtime.checkpoint.slow_tokenizer import FAST
+from runtime.config.overrides import merged, with_overrides
+from runtime.config.serving import ServingConfig
+from runtime.errors import ConfigError
+from worker.engines.table import block_size_elsewhere
+
+
+class Wanted(Struct, frozen=True):
+    """A service that is to be: its configuration, what the user wrote of it, and its model."""
+
+    config: ServingConfig
+    given: dict[str, Any]
+    files: ModelFiles
+
+    @property
+    def model_name(self) -> str:
+        """What clients ask for."""
+        return self.config.served_model_name or self.files.name
+
+    def suited(self, machines: Machines) -> "Wanted":
+        """Fills what the configuration leaves open with what suits the machines."""
+        gpu = uses_gpus(self.config, machines)
+        config = suited(self.config, self.given, self.files, gpu=gpu)
+        if self.given.get("engine", {}).get("block_size", "auto") == "auto":
+            size = block_size_elsewhere(config) or config.engine.block_size
+            config = with_overrides(config, {"engine": {"block_size": size}}, "external_workers")
+        return msgspec.structs.replace(self, config=config)
+
+    def chosen(self, machines: Machines) -> dict[str, Any]:
+        """What the workers' engines take, chosen or configured. Empty for the mock engine."""
+        return {} if is_mock(self.config) else described(self.config, self.files, gpu=uses_gpus(self.config, machines))
+
+
+def wanted(config: ServingConfig, given: dict[str, Any], *, progress: bool = False) -> Wanted:
+    """Fetches or converts the model, once, with its progress on the terminal. Raises ConfigError, ModelError."""
+    files = served_model(config, progress)
+    return Wanted(msgspec.structs.replace(config, model=pinned(config.model, files)), given, files)
+
+
+def laid_over(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of serving.yaml as one; later ones go before earlier ones."""
+    return functools.reduce(merged, map(dict, changes), dict(base))
+
+
+def refuse_other_tokens(running: Wanted, service: Wanted) -> None:
+    """Raises ConfigError for a model that clients or processes of the running one would take for another one."""
+    if service.model_name != running.model_name:
+        name = running.model_name
+        problem = (
+            f"clients ask for {name!r}, and this one is {service.model_name!r}: add --set served_model_name={name}"
+        )
+        raise ConfigError("served_model_name", problem)
+    if _tokens(running.files) != _tokens(service.files):
+        problem = "its tokens are not those of the running model, which answers under way are of: start another service"
+        raise ConfigError("model", problem)
+
+
+def _tokens(files: ModelFiles) -> tuple[bytes, int]:
+    return (files.folder / FAST).read_bytes(), files.config.vocab_size

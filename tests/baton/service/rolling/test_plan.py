@@ -1,0 +1,84 @@
+"""Which processes a roll-out replaces, and how many workers it starts for them."""
+
+from collections import Counter
+from typing import Any, cast
+
+from baton.service.children import Children
+from baton.service.launches import Launches
+from baton.service.rolling.plan import Plan, plan
+from baton_proto.rollout import Code
+from runtime.config.overrides import with_overrides
+from runtime.config.serving import ServingConfig
+from runtime.processes.process import Process
+
+OURS, NEXT = Code("1"), Code("2")
+
+
+class Living:
+    alive = True
+    stopping = False
+
+
+def service(**sections: Any) -> tuple[ServingConfig, Children]:
+    config, children = with_overrides(ServingConfig(model="a"), sections), Children()
+    for launch in list(Launches(config, {}, children).missing()):
+        children.add(launch, cast(Process, Living()))
+    return config, children
+
+
+def planned(children: Children, config: ServingConfig, changes: dict[str, Any], code: Code = OURS) -> Plan:
+    return plan(children, with_overrides(config, changes), code, OURS)
+
+
+def lacking(found: Plan) -> dict[str, int]:
+    return {role: counts.total() for role, counts in found.lacking.items()}
+
+
+def test_nothing_is_done_where_all_is_as_wanted() -> None:
+    config, children = service(router={"replicas": 2}, workers={"prefill": 1, "decode": 2})
+    found = planned(children, config, {})
+    assert (found.old, found.old_routers, found.new_routers, lacking(found)) == ({}, {}, 0, {"prefill": 0, "decode": 0})
+
+
+def test_processes_that_read_a_key_that_changed_are_replaced() -> None:
+    config, children = service(router={"replicas": 2}, workers={"prefill": 1, "decode": 2})
+    found = planned(children, config, {"engine": {"max_running": 3}})
+    assert found.old == dict.fromkeys(["prefill-1", "decode-1", "decode-2"], "engine.max_running 64 -> 3")
+    assert (found.old_routers, lacking(found)) == ({}, {"prefill": 1, "decode": 2})
+    found = planned(children, config, {"router": {"queue_limit": 3, "replicas": 1}})
+    assert (found.old, [*found.old_routers], found.new_routers) == ({}, ["router-1", "router-2"], 1)
+    found = planned(children, config, {}, NEXT)
+    assert {*found.old.values(), *found.old_routers.values()} == {"code 1 -> 2"}
+    assert len(found.old) + len(found.old_routers) == 5
+
+
+def test_workers_come_and_go_with_their_counts() -> None:
+    config, children = service(workers={"prefill": 1, "decode": 2})
+    found = planned(children, config, {"workers": {"prefill": 2, "decode": 1}})
+    assert ([*found.old], lacking(found)) == (["decode-2"], {"prefill": 1, "decode": 0})
+
+
+def test_a_planner_s_workers_are_replaced_one_for_one() -> None:
+    config, children = service(planner={"enabled": True}, workers={"prefill": 1, "decode": 1})
+    for _ in range(2):
+        children.add(
+            Launches(config, {}, children).worker("decode", children.new_id("decode")), cast(Process, Living())
+        )
+    assert lacking(planned(children, config, {})) == {"prefill": 0, "decode": 0}
+    assert lacking(planned(children, config, {"engine": {"max_running": 3}})) == {"prefill": 1, "decode": 3}
+
+
+def test_workers_that_share_a_process_go_together() -> None:
+    config, children = service(model="mock", workers={"prefill": 1, "decode": 2})
+    found = planned(children, config, {"workers": {"decode": 1}})
+    assert ([*found.old], lacking(found)) == (["workers-1"], {"prefill": 1, "decode": 1})
+
+
+def test_an_external_worker_changes_with_its_own_section() -> None:
+    one: dict[str, Any] = {"name": "gpu-7", "address": "http://h:1", "events": "tcp://h:2", "replay": "tcp://h:3"}
+    config, children = service(workers={"prefill": 0, "decode": 1}, external_workers=[one, one | {"name": "gpu-8"}])
+    assert not planned(children, config, {}).old
+    changed = [one | {"address": "http://h:9"}, one | {"name": "gpu-8"}]
+    found = planned(children, config, {"external_workers": changed})
+    assert (found.external, [*found.old_routers]) == (("gpu-7",), ["router-1"])
+    assert found.lacking == {"prefill": Counter({"baton": 0}), "decode": Counter()}
