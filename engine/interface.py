@@ -17,6 +17,7 @@ from baton_proto.sampling import TokenLogprobs
 from engine.sequences.batch import Batch, LayerDone
 from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence
+from runtime.config.planner import TargetsConfig
 
 if TYPE_CHECKING:  # an engine without weights of its own needs no torch
     from engine.model.checkpoint import Checkpoint
@@ -62,6 +63,9 @@ class Engine(Protocol):
     def drop_cache(self, *, keep: bool) -> list[KvEvent]:
         """Empties the device's prefix cache before the memory goes; `keep`: what fits goes to a lower tier. Returns the
         events. Raises UnavailableError while a sequence has blocks."""
+
+    def aim(self, targets: TargetsConfig) -> None:
+        """Steps last by these targets from now on, where the engine has a say in it."""
 
     def flush(self) -> bool:
         """Before the end: writes cached prefixes to where the next start finds them. Whether some are being written."""

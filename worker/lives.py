@@ -14,7 +14,7 @@ from baton_proto.discovery import WorkerRecord
 from runtime.config.serving import ServingConfig, load_config
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.collector import calm_collector
-from runtime.processes.serving import print_ready, stop_signal
+from runtime.processes.serving import StopSignal, print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
@@ -64,7 +64,7 @@ class Lives:
         worker_id: str,
         build_role: RoleFactory,
         engine: EngineElsewhere,
-        stop: asyncio.Event,
+        stop: StopSignal,
     ) -> None:
         self._config = config
         self._worker_id = worker_id

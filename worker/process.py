@@ -25,7 +25,7 @@ from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import left_answers_subject
 from runtime.processes.open_files import raise_open_files
 from runtime.processes.reached_at import with_announced_workers
-from runtime.processes.serving import print_ready
+from runtime.processes.serving import StopSignal, print_ready
 from runtime.security.keys import Keys, check_reach, load_keys
 from worker.engines.base import EngineAssembly
 from worker.metrics import MetricsEndpoint, WorkerMetrics
@@ -87,7 +87,7 @@ async def serve_worker(
     worker_id: str,
     build_role: RoleFactory,
     assembly: EngineAssembly,
-    stop: asyncio.Event,
+    stop: StopSignal,
     on_ready: Callable[[WorkerRecord], None],
 ) -> None:
     """Runs one worker from its start until `stop`, then drains it. What is built last is closed first."""
@@ -104,6 +104,12 @@ async def serve_worker(
         closing.push_async_callback(role.peers.close)
         streams = runtime.attach(role)
         runtime.bridge.start()
+
+        def take(renewed: ServingConfig) -> None:
+            runtime.bridge.post(lambda engine: engine.aim(renewed.planner.targets))
+
+        stop.renewed.append(take)
+        closing.callback(stop.renewed.remove, take)
 
         service = WorkerService(runtime)
         rpc_address = await service.start(config.workers.host)

@@ -153,6 +153,9 @@ class Engine:
             self._finish(sequence)
         return sequence
 
+    def aim(self, targets: TargetsConfig) -> None:
+        self.targets = self.scheduler.budget.targets = targets
+
     # --- the prefix cache ---------------------------------------------------------------------------------------------
 
     def clear_cache(self) -> None:

@@ -40,12 +40,12 @@ class StepBudget:
     def __init__(self, targets: TargetsConfig) -> None:
         self.times: StepTimes = USUAL
         self.is_blind = False  # whether `times` are not this worker's own yet
-        self._targets = targets
+        self.targets = targets
 
     @property
     def step_tokens(self) -> float:
         """How many prompt tokens take as long as readers may wait for a token."""
-        return self._targets.itl_ms / max(1e-9, self.times.prefill_token_ms)
+        return self.targets.itl_ms / max(1e-9, self.times.prefill_token_ms)
 
     def work_ms(self, prompt: Prompt) -> float:
         times = self.times
@@ -55,13 +55,13 @@ class StepBudget:
     def rank(self, work_ms: float, due_ms: float) -> float:
         """The lowest goes first. A prompt that is due sooner counts as if it had come earlier. work_ms: what is left of
         it; due_ms: as in Prompt."""
-        return rank(work_ms, self._targets.ttft_ms - due_ms if due_ms < inf else 0.0)
+        return rank(work_ms, self.targets.ttft_ms - due_ms if due_ms < inf else 0.0)
 
     def prompt_ms(self, num_readers: int, context_tokens: int, queue_ms: float) -> float:
         """What prompts may take of the next step beside the readers. queue_ms: work of all prompts."""
         times = self.times
         readers_ms = max(1e-9, times.beside_ms(num_readers, context_tokens)) if num_readers else 0.0
-        target_ms = step_ms(self._targets.itl_ms, self._targets.ttft_ms, queue_ms if num_readers else 0.0)
+        target_ms = step_ms(self.targets.itl_ms, self.targets.ttft_ms, queue_ms if num_readers else 0.0)
         return prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, target_ms)
 
     def tokens(self, budget_ms: float, prompt: Prompt) -> int:

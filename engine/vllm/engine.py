@@ -19,6 +19,7 @@ from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
+from runtime.config.planner import TargetsConfig
 
 log = structlog.get_logger()
 
@@ -292,6 +293,9 @@ class VllmEngine:
     def snapshot(self) -> tuple[list[KvEvent], list[Stored]]:
         """The table as far as it was told; events are published when they arrive."""
         return [], self.cache.blocks.runs()
+
+    def aim(self, targets: TargetsConfig) -> None:
+        """Does nothing: vLLM decides how long its steps last."""
 
     def drop_cache(self, *, keep: bool) -> list[KvEvent]:
         """Does nothing: vLLM empties its cache as it falls asleep, see VllmMemory."""

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from baton_proto.decoding import decoder
-from runtime.config.serving import load_config
+from runtime.config.serving import ServingConfig, load_config
 from runtime.errors import ConfigError
 from runtime.own_files import reopen_log
 from runtime.processes.process import Ready
@@ -39,21 +39,32 @@ def read_ready(line: bytes) -> Ready | None:
     return ready
 
 
-def stop_signal(*numbers: signal.Signals) -> asyncio.Event:
+class StopSignal(asyncio.Event):
+    """`renewed`: called with the configuration whenever it was read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed: list[Callable[[ServingConfig], None]] = []
+
+
+def stop_signal(*numbers: signal.Signals) -> StopSignal:
     """An event that SIGTERM and SIGINT set, or else `numbers`. To be called in the event loop of the main thread. In a
-    process whose stderr is a log of its own, SIGHUP opens the log anew and reads its level again."""
-    stop = asyncio.Event()
+    process whose stderr is a log of its own, SIGHUP opens the log anew and reads the configuration again."""
+    stop = StopSignal()
     if path := os.environ.get(LOG_VARIABLE):
         config = os.environ.get(CONFIG_VARIABLE, "")
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _renew_log, path, config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _renew, path, config, stop.renewed)
     for number in numbers or (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     return stop
 
 
-def _renew_log(path: str, config: str) -> None:
+def _renew(path: str, config: str, renewed: Iterable[Callable[[ServingConfig], None]]) -> None:
     with contextlib.suppress(OSError):  # the old one is better than none
         reopen_log(path, STDERR)
     if config:
         with contextlib.suppress(ConfigError):
-            set_level(load_config(Path(config)).logging.level)
+            now = load_config(Path(config))
+            set_level(now.logging.level)
+            for take in renewed:
+                take(now)

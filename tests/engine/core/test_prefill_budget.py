@@ -29,6 +29,12 @@ def test_what_prompts_may_take_keeps_a_step_within_the_target_of_its_readers() -
     assert budget().prompt_ms(16, 150_000, 2000.0) + TIMES.beside_ms(16, 150_000) == pytest.approx(100.0), "a queue"
 
 
+def test_steps_last_by_new_targets_once_there_are_some() -> None:
+    made = budget()
+    made.targets = TargetsConfig(ttft_ms=1000.0, itl_ms=25.0)
+    assert made.step_tokens == budget().step_tokens / 2
+
+
 def test_prompts_have_half_of_a_step_when_decoding_alone_misses_the_target() -> None:
     assert budget().prompt_ms(200, 2_000_000, 0.0) >= 6.0 + TIMES.beside_ms(200, 2_000_000)
 
