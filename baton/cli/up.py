@@ -181,7 +181,6 @@ async def _in_foreground(
             tell(f"error: {error}; the configuration stays as it was", event="refused", reason=str(error))
             run.reopen_logs()
         else:
-            run.reopen_logs(now.logging.level)
             changed = [key for key in now.__struct_fields__ if getattr(now, key) != getattr(first, key)]
             if others := [key for key in changed if key != "logging"]:
                 tell(
@@ -189,6 +188,7 @@ async def _in_foreground(
                     event="later",
                     sections=others,
                 )
+            run.reopen_logs(now.logging.level)
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:

@@ -26,6 +26,7 @@ class Generation(Struct, frozen=True):
 
     number: int = 1
     code: Code | None = None  # None: the installation that the supervisor runs from
+    weights: str = ""  # the state of the model's files; empty: as when the supervisor started
     before: Former | None = None
 
 

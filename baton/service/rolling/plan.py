@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.service.children import Children
-from baton.service.launcher import ROUTER, Launch
+from baton.service.launcher import ROUTER, Generation, Launch
 from baton.service.launches import differences
 from baton.service.wanted.effects import changes, effect_of
 from baton_proto.planner import ROLES, Role
@@ -30,10 +30,23 @@ class Plan:
     new_routers: int
 
 
-def plan(children: Children, config: ServingConfig, code: Code, ours: Code) -> Plan:
-    """`ours`: the code of the supervisor."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What processes are started from, beside their configuration."""
+
+    code: Code
+    weights: str
+
+    def of(self, generation: Generation) -> "Source":
+        """Of a generation, which leaves out what is as it was when the supervisor started: `self`."""
+        return Source(generation.code or self.code, generation.weights or self.weights)
+
+
+def plan(children: Children, config: ServingConfig, generation: Generation, first: Source) -> Plan:
+    """`first`: when the supervisor started."""
+    source = first.of(generation)
     lasting = [name for name in children.living_of() if not children[name].stopping]
-    why = {name: _why_outdated(children.launches[name], config, code, ours) for name in lasting}
+    why = {name: _why_outdated(children.launches[name], config, source, first) for name in lasting}
     kept = [name for name in why if not why[name]]
     old = {name: reason for name, reason in why.items() if reason}
     routers = {name: old.pop(name) for name in children.routers if name in old}
@@ -75,13 +88,15 @@ def refuse(before: ServingConfig, after: ServingConfig) -> None:
             raise ConfigError(change.key, f"({change}) {refusal}")
 
 
-def _why_outdated(launch: Launch, config: ServingConfig, code: Code, ours: Code) -> str:
+def _why_outdated(launch: Launch, config: ServingConfig, source: Source, first: Source) -> str:
     """Empty: it is as it should be."""
     found = [str(change) for change in differences(launch, config)]
     found += [f"external_workers.{name}" for name in launch.workers if _other(name, launch, config)]
-    version = (launch.generation.code or ours).version
-    if version != code.version:
-        found.append(f"code {version} -> {code.version}")
+    its = first.of(launch.generation)
+    if its.code.version != source.code.version:
+        found.append(f"code {its.code.version} -> {source.code.version}")
+    if its.weights != source.weights and not any(change.key == "model" for change in differences(launch, config)):
+        found.append("model: its files are others than at the start")
     return ", ".join(found)
 
 

@@ -9,35 +9,39 @@ from typing import Final
 import grpc
 
 from baton.service.launcher import Generation, Launch
-from baton.service.rolling.plan import Plan, plan
+from baton.service.rolling.plan import Plan, Source, plan
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
 from baton_proto.planner import ROLES
 from runtime.config.serving import ServingConfig
 from runtime.errors import BatonError, UnavailableError
-from runtime.processes.own_code import own_code
 from runtime.processes.process import ProcessFailedError
 
 STATUS_S: Final = 10.0
 
 
-async def roll_out(supervisor: Supervisor, config: ServingConfig, generation: Generation, tell: Tell) -> None:
+async def roll_out(
+    supervisor: Supervisor, config: ServingConfig, generation: Generation, first: Source, tell: Tell
+) -> None:
     """Raises BatonError when a new process does not become ready. The service is then what it was before."""
     former = supervisor.config, supervisor.generation
     try:
-        await _Roll(supervisor, config, generation, tell).carry_out()
+        await _Roll(supervisor, config, generation, first, tell).carry_out()
     except BatonError as error:
         tell(f"error: {error}; the service becomes what it was", event="failed", reason=str(error))
         try:
-            await _Roll(supervisor, *former, tell).carry_out()
+            await _Roll(supervisor, *former, first, tell).carry_out()
         except BatonError as worse:
             raise UnavailableError(f"{error}; and what was there did not come back: {worse}") from worse
         raise
 
 
 class _Roll:
-    def __init__(self, supervisor: Supervisor, config: ServingConfig, generation: Generation, tell: Tell) -> None:
+    def __init__(
+        self, supervisor: Supervisor, config: ServingConfig, generation: Generation, first: Source, tell: Tell
+    ) -> None:
         self._supervisor = supervisor
+        self._first = first
         self._tell = tell
         self._children = supervisor.children
         self._started: list[str] = []  # processes of workers
@@ -85,8 +89,7 @@ class _Roll:
             await self._end(name)
 
     def _plan(self) -> Plan:
-        code = own_code()
-        return plan(self._children, self._supervisor.config, self._supervisor.generation.code or code, code)
+        return plan(self._children, self._supervisor.config, self._supervisor.generation, self._first)
 
     def _roles(self, name: str) -> list[str]:
         return [*self._children.launches[name].workers.values()]

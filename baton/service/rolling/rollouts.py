@@ -6,6 +6,7 @@ A roll-out goes on when whoever asked for it has left. Who asks for the same one
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -14,11 +15,11 @@ import structlog
 from baton.service.launcher import Former, Generation
 from baton.service.launches import with_nats_url
 from baton.service.planning.running_planner import RunningPlanner
-from baton.service.rolling.plan import SUPERVISOR, plan, refuse, rows
+from baton.service.rolling.plan import SUPERVISOR, Source, plan, refuse, rows
 from baton.service.rolling.roll import roll_out
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
-from baton.service.wanted.configuration import laid_over, refuse_other_tokens, wanted
+from baton.service.wanted.configuration import laid_over, refuse_other_tokens, wanted, weights_state
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.rollout import (
     MAJOR,
@@ -34,6 +35,7 @@ from baton_proto.rollout import (
     decode_question,
     encode,
 )
+from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, ConfigError, InvalidRequestError
@@ -57,7 +59,7 @@ class Rollouts:
         self._tell_all = tell
         self._proven = ProvenOrders(SUPERVISOR, ())
         self._closing = AsyncExitStack()
-        self._code = own_code()  # now: the files may be others later
+        self._first = Source(own_code(), "")  # now: the files may be others later
         self._news: list[News] = []  # of the last roll-out
         self._order: Rollout | Back | None = None  # under way
         self._planned = Planned([])
@@ -72,6 +74,11 @@ class Rollouts:
         nats = await connect(config.nats.url, SUPERVISOR, config.namespace, config.workers.ready_timeout_s, keys.nats)
         self._closing.push_async_callback(nats.close)
         await nats.answer(supervisor_subject(config.namespace), self._answer)
+        self._first = replace(self._first, weights=await asyncio.to_thread(_weights, config))
+        generation = self._supervisor.generation
+        steps = plan(self._supervisor.children, config, generation, self._first)
+        if generation.number > 1 and (steps.old or steps.old_routers):  # an earlier supervisor has begun it
+            self._begin(Rollout(None, {}, self._first.code), Planned(rows(steps, config, config)), config, generation)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -98,7 +105,7 @@ class Rollouts:
         supervisor = self._supervisor
         engine = msgspec.structs.replace(supervisor.config.engine, cache_salt=None)  # a secret
         running = msgspec.to_builtins(msgspec.structs.replace(supervisor.config, engine=engine))
-        code = supervisor.generation.code or self._code
+        code = self._first.of(supervisor.generation).code
         news = self._news[asked.seen :]
         return ServiceView(
             running, self._options, code.version, news, self._order is not None, self._problem, self._proven.challenge
@@ -116,39 +123,47 @@ class Rollouts:
         if self._order is not None:
             raise InvalidRequestError("rollout", f"{UNDER_WAY}: wait until it has ended, then ask again")
         now = self._supervisor.config
-        steps = plan(self._supervisor.children, config, generation.code or self._code, self._code)
+        steps = plan(self._supervisor.children, config, generation, self._first)
         planned = Planned(rows(steps, now, config))
         if planned.rows and not order.dry_run:
-            self._order, self._planned, self._news, self._problem = order, planned, [], ""
-            self._task = asyncio.create_task(self._carry_out(config, generation), name="roll-out")
+            self._begin(order, planned, config, generation)
         return planned
+
+    def _begin(self, order: Rollout | Back, planned: Planned, config: ServingConfig, generation: Generation) -> None:
+        self._order, self._planned, self._news, self._problem = order, planned, [], ""
+        self._task = asyncio.create_task(self._carry_out(config, generation), name="roll-out")
 
     def _next(self, order: Rollout | Back) -> tuple[ServingConfig, Generation]:
         """What the order wants. Raises ConfigError, ModelError."""
         now, config = self._supervisor.generation, self._supervisor.config
-        number, before = now.number + 1, Former(config, now.code)
         if isinstance(order, Back):
             if now.before is None:
                 raise ConfigError("--back", "there was no roll-out since this service began: nothing to go back to")
-            return now.before.config, Generation(number, now.before.code, before)
-        given = (
-            laid_over(msgspec.to_builtins(config), order.settings)
-            if order.given is None
-            else laid_over(order.given, self._options, order.settings)
-        )
+            after, code = now.before.config, now.before.code
+        else:
+            after = self._wanted(order)
+            code = None if order.code.version == self._first.code.version else order.code
+        return after, Generation(now.number + 1, code, _weights(after), Former(config, now.code))
+
+    def _wanted(self, order: Rollout) -> ServingConfig:
+        """Raises ConfigError, ModelError."""
+        config = self._supervisor.config
+        if order.given is None:
+            given = laid_over(msgspec.to_builtins(config), order.settings)
+        else:
+            given = laid_over(order.given, self._options, order.settings)
         service = wanted(parse_config(given), given).suited(self._supervisor.launcher.machines)
         after = service.config
         if after.nats.url is None and config.nats.url is not None:
             after = with_nats_url(after, config.nats.url)
         refuse(config, after)
         refuse_other_tokens(wanted(config, {}), service)
-        code = None if order.code.version == self._code.version else order.code
-        return after, Generation(number, code, before)
+        return after
 
     async def _carry_out(self, config: ServingConfig, generation: Generation) -> None:
         try:
             async with self._planner.aside(UNDER_WAY):
-                await roll_out(self._supervisor, config, generation, self._tell)
+                await roll_out(self._supervisor, config, generation, self._first, self._tell)
             self._tell("the roll-out has ended: all processes are as wanted", event="rolled_out")
         except BatonError as error:
             self._problem = str(error)[:MAX_TEXT]
@@ -161,3 +176,7 @@ class Rollouts:
     def _tell(self, line: str, *, event: str, **fields: Any) -> None:
         self._news.append(News(line[:MAX_TEXT], event, fields))
         self._tell_all(line, event=event, **fields)
+
+
+def _weights(config: ServingConfig) -> str:
+    return weights_state(served_model(config))

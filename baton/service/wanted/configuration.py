@@ -1,6 +1,7 @@
 """A configuration as a person wrote it, filled in with what suits model and machines."""
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,6 +67,13 @@ def refuse_other_tokens(running: Wanted, service: Wanted) -> None:
     if _tokens(running.files) != _tokens(service.files):
         problem = "its tokens are not those of the running model, which answers under way are of: start another service"
         raise ConfigError("model", problem)
+
+
+def weights_state(files: ModelFiles) -> str:
+    """Another one when the model's files were replaced where they lie, or a link leads elsewhere."""
+    stats = [(path.name, path.stat()) for path in sorted(files.folder.glob("*.safetensors"))]
+    shown = [str(files.folder.resolve()), *(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)]
+    return hashlib.blake2b("\n".join(shown).encode(), digest_size=8).hexdigest()
 
 
 def _tokens(files: ModelFiles) -> tuple[bytes, int]:

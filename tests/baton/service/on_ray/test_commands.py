@@ -210,7 +210,7 @@ async def test_a_control_actor_that_died_is_missed_by_nobody_and_the_next_one_st
     await service.ask("nobody in control")
     done = service.up("--set", "transfer.transport=shm")
     assert done.returncode == 2
-    assert "error: transfer: " in done.stderr
+    assert "error: transfer.transport: " in done.stderr
     assert "was started with another one" in done.stderr
     done = service.up()
     assert done.returncode == 0, done.stderr
@@ -256,6 +256,46 @@ async def test_a_nats_and_a_router_that_die_are_there_again_for_the_same_workers
                     break
         await service.ask(f"after {command}")
     assert {process.pid for process in own_processes("_worker --config")} == workers
+
+
+@pytest.mark.slow
+async def test_a_rollout_goes_node_by_node_costs_no_request_and_outlives_the_control_actor(service: RayService) -> None:
+    """No node has room for a second worker."""
+    wanted = ("--set", "engine.max_running=32")
+    workers = {process.pid for process in own_processes("_worker --config")}
+    run = run_at(service.grpc)
+    assert run is not None
+    command = [*BATON, "rollout", "--json", *wanted, "--nats-url", run.file.nats]
+    rolling = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    asking = asyncio.create_task(asks_until(service, ended := asyncio.Event()))
+    assert rolling.stdout is not None
+    with rolling.stdout as lines:
+        while '"starts"' not in await asyncio.to_thread(lines.readline):
+            pass
+    rolling.kill()
+    rolling.wait()
+    async with asyncio.timeout(WAIT_S):
+        while {process.pid for process in own_processes("_worker --config")} <= workers:
+            await asyncio.sleep(0.05)
+    (control,) = own_processes("ray::Control")
+    control.kill()
+    done = service.up(*wanted)
+    assert done.returncode == 0, done.stderr
+    async with asyncio.timeout(3 * WAIT_S):
+        while workers & {process.pid for process in own_processes("_worker --config")}:
+            await asyncio.sleep(0.1)
+    await service.until(lambda workers: sorted(workers.values()) == ["decode", "decode", "prefill"])
+    ended.set()
+    assert await asking > 0
+
+
+async def asks_until(service: RayService, ended: asyncio.Event) -> int:
+    """How many requests were answered; none may fail."""
+    answered = 0
+    while not ended.is_set():
+        await service.ask(f"request {answered} of a steady load")
+        answered += 1
+    return answered
 
 
 @pytest.mark.slow

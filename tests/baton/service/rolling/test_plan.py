@@ -4,14 +4,15 @@ from collections import Counter
 from typing import Any, cast
 
 from baton.service.children import Children
+from baton.service.launcher import Generation
 from baton.service.launches import Launches
-from baton.service.rolling.plan import Plan, plan
+from baton.service.rolling.plan import Plan, Source, plan
 from baton_proto.rollout import Code
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process
 
-OURS, NEXT = Code("1"), Code("2")
+FIRST, NEXT = Source(Code("1"), "w"), Code("2")
 
 
 class Living:
@@ -26,8 +27,10 @@ def service(**sections: Any) -> tuple[ServingConfig, Children]:
     return config, children
 
 
-def planned(children: Children, config: ServingConfig, changes: dict[str, Any], code: Code = OURS) -> Plan:
-    return plan(children, with_overrides(config, changes), code, OURS)
+def planned(
+    children: Children, config: ServingConfig, changes: dict[str, Any], code: Code | None = None, weights: str = ""
+) -> Plan:
+    return plan(children, with_overrides(config, changes), Generation(2, code, weights), FIRST)
 
 
 def lacking(found: Plan) -> dict[str, int]:
@@ -50,6 +53,8 @@ def test_processes_that_read_a_key_that_changed_are_replaced() -> None:
     found = planned(children, config, {}, NEXT)
     assert {*found.old.values(), *found.old_routers.values()} == {"code 1 -> 2"}
     assert len(found.old) + len(found.old_routers) == 5
+    found = planned(children, config, {}, weights="other files")
+    assert {*found.old.values(), *found.old_routers.values()} == {"model: its files are others than at the start"}
 
 
 def test_workers_come_and_go_with_their_counts() -> None:
