@@ -73,6 +73,7 @@ from runtime.compiled import load_compiled
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
+from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
 from runtime.grammar.checker import GrammarChecker
 from runtime.nats.client import NatsClient, connect
@@ -81,7 +82,7 @@ from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_fil
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.reached_at import reached_at
-from runtime.processes.serving import print_ready, stop_signal
+from runtime.processes.serving import beat, print_ready, stop_signal
 from runtime.security.failed_logins import FailedLogins
 from runtime.security.keys import Keys, check_callers, check_reach, load_keys
 from runtime.security.secret import Secret
@@ -151,6 +152,7 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         await shown.start(scraped_at)
         calm_collector()
         print_ready("router", router_id, addresses)
+        closing.push_async_callback(end_tasks, asyncio.create_task(beat()))
         log.info("ready", **addresses)
         await stop.wait()
         await leaving.drain(generator, grpc_api, http_server)

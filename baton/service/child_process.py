@@ -4,26 +4,33 @@ outlives this process, however this one ends."""
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
+import structlog
 
 from baton.service.local_process import LocalProcess
 from baton.service.logs.log_file import log_tail
 from baton.service.own_log import opened_log
+from baton.service.pulse import SILENT_S, Pulse
+from runtime.end_task import end_tasks
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
-from runtime.processes.serving import LOG_VARIABLE, read_ready
+from runtime.processes.serving import BEAT, BEATS_VARIABLE, LOG_VARIABLE, read_ready
 
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
 
+log = structlog.get_logger()
+
 
 class ChildProcess(LocalProcess):
-    """Starts `python -m MODULE ARGUMENTS`. stderr goes to `log_file`, or to our own stderr when that is None.
+    """Starts `python -m MODULE ARGUMENTS`. stderr goes to `log_file`, or to our own stderr when that is None. One that
+    has begun to beat and hangs is killed.
 
     Invariant: it is started from the main thread's event loop, because the kernel ends a child when the *thread* that
     started it ends.
@@ -40,7 +47,8 @@ class ChildProcess(LocalProcess):
     ) -> None:
         self.name = name
         self.command = [*launch_command(module, python), *arguments]
-        self._environment = dict(environment) | ({} if log_file is None else {LOG_VARIABLE: str(log_file.absolute())})
+        self._environment = {**environment, BEATS_VARIABLE: "1"}
+        self._environment |= {} if log_file is None else {LOG_VARIABLE: str(log_file.absolute())}
         self._log_file = log_file
         self._ready: asyncio.Future[Ready] | None = None
 
@@ -80,7 +88,12 @@ class ChildProcess(LocalProcess):
     async def _read_stdout(self, process: asyncio.subprocess.Process, ready: asyncio.Future[Ready]) -> None:
         """Reads until the child closes it. Lines other than the readiness line go to stderr."""
         assert process.stdout is not None
+        pulse, watch = Pulse(process.pid), None
         async for line in process.stdout:
+            if line == BEAT:
+                pulse.beat()
+                watch = watch or asyncio.create_task(self._kill_when_it_hangs(pulse))
+                continue
             try:
                 said = None if ready.done() else read_ready(line)
             except msgspec.DecodeError as error:
@@ -91,10 +104,18 @@ class ChildProcess(LocalProcess):
             else:
                 sys.stderr.write(f"{self.name}: {line.decode(errors='replace')}")
         returncode = await process.wait()
+        if watch is not None:
+            await end_tasks(watch)
         if not ready.done():
             exited = ProcessExit(self.name, process.pid, returncode, self.log_tail())
             ready.set_exception(ProcessFailedError(str(exited), "before it was ready", exited.log_tail))
             ready.exception()  # marks it as seen: perhaps nobody waits for it
+
+    async def _kill_when_it_hangs(self, pulse: Pulse) -> None:
+        """Its end is told as any other one that nobody wanted."""
+        await pulse.stopped()
+        log.error("a process hangs and is killed", process=self.name, pid=self.pid, silent_s=SILENT_S)
+        self.send_signal(signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,8 +20,12 @@ from runtime.telemetry.logging import set_level
 
 LOG_VARIABLE: Final = "BATON_LOG_FILE"  # the file that a process's stderr goes to
 CONFIG_VARIABLE: Final = "BATON_CONFIG_FILE"  # its configuration, which may change while it runs
+BEATS_VARIABLE: Final = "BATON_BEATS"  # set: whoever started the process reads its beats
+STDOUT: Final = 1
 STDERR: Final = 2
 READY_PREFIX: Final = b"BATON_READY "
+BEAT: Final = b"BATON_BEAT\n"
+BEAT_S: Final = 0.5  # between two
 
 _decode_ready = decoder(Ready, json=True)
 
@@ -37,6 +42,15 @@ def read_ready(line: bytes) -> Ready | None:
         return None
     ready: Ready = _decode_ready(line.removeprefix(READY_PREFIX))
     return ready
+
+
+async def beat() -> None:
+    """Says on stdout, again and again, that this event loop turns. Does nothing where nobody reads it."""
+    with contextlib.suppress(OSError):
+        while BEATS_VARIABLE in os.environ:
+            if select.select([], [STDOUT], [], 0)[1]:  # a reader that stands still must not stop us
+                os.write(STDOUT, BEAT)
+            await asyncio.sleep(BEAT_S)
 
 
 class StopSignal(asyncio.Event):

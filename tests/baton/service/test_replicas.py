@@ -1,6 +1,7 @@
 """Two routers of one service on the same ports: one dies or leaves, the other answers, and both know the same."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig
 from runtime.security.secret import Secret
 from tests.baton.service.test_service_run import KEY, WAIT_S, Told, running
+from tests.freezing import freeze
 from tests.ray_cluster import ray_cluster
 from tests.service import running_service
 
@@ -75,6 +77,21 @@ async def test_while_a_router_that_was_killed_starts_again_the_other_answers_and
         assert not task.done()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_router_that_hangs_is_replaced_and_whoever_asked_it_is_served(
+    launcher: Callable[[ServingConfig], Launcher], replicas: int
+) -> None:
+    router = SERVICE["router"] | {"replicas": replicas}
+    async with running(launcher, router=router, workers=SERVICE["workers"]) as (told, task):
+        before = dict(told.addresses)
+        freeze(told.pids["router-1"])
+        waiting = [asyncio.create_task(asked_until_answered(told)) for _ in range(8)]  # some wait at the one that hangs
+        await told.until({"event": "lost", "id": "router-1", "goes_on": True}, {"event": "ready", "id": "router-1"})
+        await asyncio.gather(*waiting)
+        assert told.addresses == before
+        assert not task.done()
+
+
 async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_request_fails() -> None:
     async with (
         running(**SERVICE) as (told, task),
@@ -108,6 +125,14 @@ async def test_of_routers_that_end_together_one_serves_the_drain_window() -> Non
             codes.append(await code_of_a_new_connection(f"{service.http_url}/v1/completions"))
         assert time.monotonic() >= end_s
         assert await stopping
+
+
+async def asked_until_answered(told: Told) -> dict[str, Any]:
+    """The answer to a client that asks again when its connection breaks."""
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            return await asked_over_http(told)
+        await asyncio.sleep(0.1)
 
 
 async def code_of_a_new_connection(url: str) -> int:
