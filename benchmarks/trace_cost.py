@@ -90,9 +90,9 @@ def main() -> None:
 
 
 async def _measure(case: Case, endpoint: str, seconds: float, rounds: int) -> list[Cost]:
-    traces: dict[str, Any] = {"enabled": True, "sample": 0.0}
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = endpoint
-    overrides = {"telemetry": {"traces": traces}}
+    os.environ |= {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
+    overrides = {"telemetry": {"traces": {"enabled": True}}}
     config = with_overrides(service_config("smollm2", case.prefill, case.decode), overrides, "benchmark")
     configure_logging(config.logging, "benchmark")
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(EXPORT_MS)

@@ -427,8 +427,7 @@ def _places(config: ServingConfig) -> Places:
 
 
 def _traces(config: ServingConfig, router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:
-    wanted = config.telemetry.traces
-    return Traces(wanted, router_id, model, metrics.recent) if wanted.enabled else None
+    return Traces(router_id, model, metrics.recent) if config.telemetry.traces.enabled else None
 
 
 def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: NatsClient) -> None:

@@ -1,5 +1,6 @@
 """The parts of OpenTelemetry's SDK that are used here. They are imported when a router asks for traces."""
 
+import contextlib
 import os
 import random
 from collections.abc import Mapping
@@ -7,10 +8,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
-from runtime.config.surroundings import TracesConfig
 from runtime.errors import ConfigError
 
 SDK: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")  # of the extra `otel`
+RATIO: Final = "parentbased_traceidratio"  # the sampler whose work we do
 
 
 def check_sdk() -> None:
@@ -23,10 +24,19 @@ def check_sdk() -> None:
         raise ConfigError("telemetry.traces", "needs OpenTelemetry: pip install 'baton-serve[otel]'")
 
 
+def _share(environ: Mapping[str, str]) -> float | None:
+    """The share of the calls without a parent that are sampled. None: OpenTelemetry's own sampler decides."""
+    if environ.get("OTEL_TRACES_SAMPLER") != RATIO:
+        return None
+    with contextlib.suppress(ValueError):  # of which OpenTelemetry warns
+        return float(environ.get("OTEL_TRACES_SAMPLER_ARG", 1))
+    return None
+
+
 class Sdk:
     """One router's tracer and exporter."""
 
-    def __init__(self, config: TracesConfig, router_id: str) -> None:
+    def __init__(self, router_id: str) -> None:
         check_sdk()
         from opentelemetry import trace
         from opentelemetry.context import Context
@@ -41,8 +51,8 @@ class Sdk:
         class OneResource(Resource):
             __hash__ = object.__hash__  # because the exporter hashes each span's resource: its JSON, otherwise
 
-        self._share = config.sample
-        sampler = None if config.sample is None else ParentBased(ALWAYS_ON)  # start() has chosen those without a parent
+        self._share = _share(os.environ)
+        sampler = None if self._share is None else ParentBased(ALWAYS_ON)  # start() has chosen those without a parent
         described = {"service.instance.id": router_id}
         if "OTEL_SERVICE_NAME" not in os.environ and "service.name=" not in os.environ.get(
             "OTEL_RESOURCE_ATTRIBUTES", ""

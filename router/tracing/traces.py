@@ -19,7 +19,6 @@ import structlog
 from router.counters.recent import Recent, RecentRequest
 from router.tracing.sdk import Sdk
 from router.tracing.spans import add_spans
-from runtime.config.surroundings import TracesConfig
 
 MAX_WAITING: Final = 1024  # requests that have ended and have no spans yet; more are dropped
 CLOSE_S: Final = 5.0  # for the last spans to leave
@@ -46,9 +45,9 @@ class Trace:
 
 
 class Traces:
-    def __init__(self, config: TracesConfig, router_id: str, model: str, recent: Recent) -> None:
+    def __init__(self, router_id: str, model: str, recent: Recent) -> None:
         """Raises ConfigError when the SDK is not installed or refuses the settings."""
-        self._sdk = Sdk(config, router_id)
+        self._sdk = Sdk(router_id)
         self._model = model
         self._current: ContextVar[Trace | None] = ContextVar("trace", default=None)
         self._ended: queue.Queue[Trace | None] = queue.Queue(MAX_WAITING)

@@ -32,6 +32,7 @@ REPLACED = {
     "planner.targets.itl_ms allows",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
     "telemetry.traces.endpoint": "is gone: the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names it",
+    "telemetry.traces.sample": "is gone: set OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",
     "mock.speed_up": "is gone: divide the times in the section step_times by it",
     **{f"mock.{name}": IN_STEP_TIMES for name in StepTimes.__struct_fields__},
     **{f"{section}.{key}": CONSTANT for section, keys in CONSTANTS.items() for key in keys},

@@ -1,8 +1,8 @@
 """Sections of serving.yaml on what surrounds each process: NATS, discovery, keys, logs and traces."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from runtime.config.types import NatsUrl, Seconds, Text
 
@@ -74,9 +74,6 @@ class TracesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # false: nothing is imported and nothing sent. true: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names the collector
     # (http://HOST:4318/v1/traces, http/protobuf), which is on this machine without it.
     enabled: bool = False
-    # Share of the requests that are traced where the caller has not decided, 0 to 1. null: OTEL_TRACES_SAMPLER, else
-    # all.
-    sample: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class TelemetryConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,9 +28,10 @@ SHIP_ALL = {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0
 async def traced(tiny_model: Path) -> AsyncIterator[tuple[Service, Collector]]:
     with collecting() as collector, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms until spans are sent, instead of 5 s
-        traces = {"enabled": True, "sample": 0.0}
+        environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+        environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
         async with running_service(
-            tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 16}, telemetry={"traces": traces}
+            tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 16}, telemetry={"traces": {"enabled": True}}
         ) as service:
             yield service, collector
 

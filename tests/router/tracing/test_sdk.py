@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pip install 'baton-serve[otel]'")
 
-from router.tracing.sdk import Sdk
-from runtime.config.surroundings import TracesConfig
+from router.tracing.sdk import RATIO, Sdk
 
 YES = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 NO = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}
@@ -19,18 +18,25 @@ def num_sampled(sdk: Sdk, carrier: Mapping[str, str], calls: int = 1000) -> int:
     return sum(sdk.start("POST", carrier, {}, time.time_ns()) is not None for _ in range(calls))
 
 
+def sdk_with(monkeypatch: pytest.MonkeyPatch, share: str | None) -> Sdk:
+    if share is not None:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", RATIO)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", share)
+    return Sdk("router-1")
+
+
 @pytest.mark.parametrize("carrier", [{}, UNREADABLE])
-def test_without_a_parent_the_share_is_sampled(carrier: Mapping[str, str]) -> None:
-    sdk = Sdk(TracesConfig(enabled=True, sample=0.25), "router-1")
+def test_without_a_parent_the_share_is_sampled(monkeypatch: pytest.MonkeyPatch, carrier: Mapping[str, str]) -> None:
+    sdk = sdk_with(monkeypatch, "0.25")
     try:
         assert 170 <= num_sampled(sdk, carrier) <= 330  # six standard deviations
     finally:
         sdk.shutdown()
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, None])
-def test_with_a_parent_its_caller_decides(share: float | None) -> None:
-    sdk = Sdk(TracesConfig(enabled=True, sample=share), "router-1")
+@pytest.mark.parametrize("share", ["0", "1", "no number", None])
+def test_with_a_parent_its_caller_decides(monkeypatch: pytest.MonkeyPatch, share: str | None) -> None:
+    sdk = sdk_with(monkeypatch, share)
     try:
         assert (num_sampled(sdk, YES, 10), num_sampled(sdk, NO, 10)) == (10, 0)
     finally:

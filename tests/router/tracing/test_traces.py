@@ -24,7 +24,6 @@ from router.counters.tally import RequestTally
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.tracing.grpc_calls import TraceCalls
 from router.tracing.traces import Traces, over_http
-from runtime.config.surroundings import TracesConfig
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.secret import Secret
 from tests.router.api.serving.test_grpc_api import status
@@ -63,8 +62,10 @@ async def traced(folder: Path, collector: Collector) -> AsyncIterator[tuple[http
     """A client of HTTP, and the address of gRPC. All spans have come when it ends."""
     generator = CountedGenerator(folder)
     frontend, keys = make_frontend(generator), BearerKeys.plain([Secret(KEY)])
-    config = TracesConfig(enabled=True, sample=0.0)
-    traces = Traces(config, "router-1", MODEL, generator.metrics.recent)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+        environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+        traces = Traces("router-1", MODEL, generator.metrics.recent)
     store = ResponseStore(1 << 20, 60.0)
     app = create_app(frontend, lambda: b"", keys=keys, around=partial(over_http, traces), store=store)
     api = GrpcApi(frontend, make_questions(status), keys, innermost=[TraceCalls(traces)])
