@@ -77,8 +77,10 @@ class Worker:
         self._compiling.start(key, request.sampling.grammar, compiled, failed)
 
     def _accept(self, router: RouterStream, request: Submit, token_ids: list[int], matcher: Matcher | None) -> None:
-        sampling = request.sampling
-        if request.prefill:  # that worker computes the log-probabilities of the prompt
+        sampling, assembly = request.sampling, self._runtime.assembly
+        # Nobody passes on what a server tells of a prompt beside its KV.
+        elsewhere = request.prefill is not None and (sampling.prompt_logprobs is None or not assembly.passes)
+        if elsewhere:  # that worker computes the log-probabilities of the prompt
             sampling = structs.replace(sampling, prompt_logprobs=None)
         sequence = Sequence(
             f"{request.request_id}/{next(self._serial)}",
@@ -92,8 +94,8 @@ class Worker:
             due_s=due_at(request.due_ms),
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
-        begins_again = sequence.num_output_tokens > 0 and self._runtime.assembly.limits.repeats(sampling)
-        phase = Phase.RESERVING if request.prefill and self.peers.asks and not begins_again else Phase.RUNNING
+        begins_again = sequence.num_output_tokens > 0 and assembly.limits.repeats(sampling)
+        phase = Phase.RESERVING if elsewhere and self.peers.asks and not begins_again else Phase.RUNNING
         accepted = Request(router, request, sequence, time.monotonic() + request.timeout_s, phase)
         accepted.timer = asyncio.get_running_loop().call_later(request.timeout_s, self.fail, accepted, accepted.late)
         self.in_flight.add(accepted.name, accepted)

@@ -12,11 +12,12 @@ import structlog
 
 from baton_proto.discovery import Pace, WorkerLoad
 from baton_proto.kv_events import KvEvent, Stored
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.interface import Counts
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
+from engine.vllm.prompt_scores import scores_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
 from runtime.config.planner import TargetsConfig
@@ -193,7 +194,8 @@ class VllmEngine:
         """Makes the output of vLLM's news; None while nothing is new to the client."""
         request_id = sequence.request_id
         self._note_events(request_id, item)
-        if item.new_token_ids and request_id in self._waiting:
+        is_first = bool(item.new_token_ids) and request_id in self._waiting
+        if is_first:
             self._note_prompt(sequence, item, timestamp_s)
         finish, stop_token, error = self._finish(item)
         num_known, goes_on = self._compared(request_id, item)
@@ -205,7 +207,8 @@ class VllmEngine:
             self._forget(request_id)
         elif not new:
             return None
-        return SequenceOutput(sequence, new, logprobs, finish, stop_token, error)
+        scores = self._prompt_logprobs(sequence, item) if is_first else None
+        return SequenceOutput(sequence, new, logprobs, finish, stop_token, error, scores)
 
     def _turned(self, sequence: Sequence) -> SequenceOutput | None:
         """vLLM has computed again what the client has, and has come to other tokens."""
@@ -257,6 +260,13 @@ class VllmEngine:
             TokenLogprobs(of[0], list(zip(row[1 : 1 + wanted], of[1 : 1 + wanted], strict=True)))
             for row, of in zip(ids, values, strict=True)
         ]
+
+    def _prompt_logprobs(self, sequence: Sequence, item: Any) -> PromptLogprobs | None:
+        """With the first token."""
+        wanted = sequence.sampling.prompt_logprobs
+        if wanted is None:
+            return None
+        return scores_of(sequence.num_prompt_tokens, wanted, item.new_prompt_logprobs_tensors)
 
     def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
         stats = getattr(item, "prefill_stats", None)

@@ -59,6 +59,7 @@ NAMES: Final = (
     Name(f"{OUTPUT}.request_id", "news"),
     Name(f"{OUTPUT}.new_token_ids", "news"),
     Name(f"{OUTPUT}.new_logprobs", "news"),
+    Name(f"{OUTPUT}.new_prompt_logprobs_tensors", "news"),
     Name(f"{OUTPUT}.finish_reason", "news"),
     Name(f"{OUTPUT}.events", "when a request began, and what it lost"),
     Name(f"{STATS}.num_running_reqs", "a worker's load"),

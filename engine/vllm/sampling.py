@@ -1,4 +1,4 @@
-"""A request's sampling parameters as vLLM has them, or the name of the one that vLLM cannot do."""
+"""A request's sampling parameters as vLLM has them."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ SAME_NAME = (
     "frequency_penalty",
     "repetition_penalty",
     "logprobs",
+    "prompt_logprobs",
     "logit_bias",
 )
 """Parameters with vLLM's name and meaning."""
 TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")
 """Parameters whose value is another one for vLLM."""
-NOT_SERVED = ("prompt_logprobs",)
 OF_OUTPUT = ("presence_penalty", "frequency_penalty", "grammar")
 """Parameters that look at the output alone, while vLLM takes the output of a lost worker for a part of the prompt."""
 
@@ -31,14 +31,6 @@ GRAMMAR_FIELDS: dict[GrammarKind, str] = {
     "structural_tag": "structural_tag",
 }
 SEED_STEP = 0x9E3779B97F4A7C15  # from one attempt's seed to the next: odd, so that no two are equal
-
-
-def refusal(sampling: SamplingParams) -> str:
-    """Why vLLM cannot serve a request; empty when it can."""
-    for name in NOT_SERVED:
-        if getattr(sampling, name) != PARAMETERS[name].default:
-            return f"{name}: workers with vLLM do not serve it; leave it out"
-    return ""
 
 
 def repeats(sampling: SamplingParams) -> bool:

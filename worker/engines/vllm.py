@@ -10,7 +10,7 @@ from engine.vllm.engine import VllmEngine
 from engine.vllm.kv.engine import SharingEngine
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
-from engine.vllm.sampling import refusal, repeats
+from engine.vllm.sampling import repeats
 from engine.vllm.start import StartedVllm
 from kvtransfer.prefill_side.sender import Sender
 from runtime.checkpoint.fingerprint import fingerprint
@@ -21,7 +21,7 @@ from runtime.errors import ConfigError, ModelError
 from worker.engines.base import EngineAssembly, Limits, OnStep, SharedKv, grammar_compiler, pool_layout
 
 log = structlog.get_logger()
-LIMITS = Limits(masks=True, refuses=refusal, repeats=repeats)
+LIMITS = Limits(masks=True, repeats=repeats)
 
 
 def build_vllm(config: ServingConfig) -> EngineAssembly:

@@ -189,9 +189,11 @@ class SharingEngine(VllmEngine):
 
     def _prompt_end(self, sequence: Sequence, item: Any) -> SequenceOutput:
         """With the first token, unless the decode worker's vLLM has to draw it."""
+        scores = self._prompt_logprobs(sequence, item)
         if repeats(sequence.sampling) or not item.new_token_ids:
-            return SequenceOutput(sequence, [NO_TOKEN], [], "prefill")
-        return SequenceOutput(sequence, item.new_token_ids[:1], self._logprobs(sequence, item)[:1], "prefill")
+            return SequenceOutput(sequence, [NO_TOKEN], [], "prefill", prompt_logprobs=scores)
+        first, logprobs = item.new_token_ids[:1], self._logprobs(sequence, item)[:1]
+        return SequenceOutput(sequence, first, logprobs, "prefill", prompt_logprobs=scores)
 
     def _forget(self, request_id: str) -> Sequence | None:
         self._half_ended.pop(request_id, None)

@@ -1,15 +1,16 @@
 """One request to `/v1/completions` of vLLM, and the events of its answer: token ids in, token ids out."""
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.sequences.sequence import Sequence
 from engine.vllm.cache import salt_of
+from engine.vllm.prompt_scores import Rows, scores_of_answer
 from engine.vllm.sampling import vllm_grammar, vllm_sampling
 from engine.vllm.server.server import refusal
 from runtime.errors import ProtocolError
@@ -18,6 +19,7 @@ PATH = "/v1/completions"
 END = b"[DONE]"
 FOR_ANOTHER: dict[str, Any] = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
 FOR_ANOTHER |= {"max_tokens": 1, "min_tokens": 1, "ignore_eos": True, "stop_token_ids": [], "logprobs": None}
+FOR_ANOTHER |= {"prompt_logprobs": None}
 """What differs for a prompt whose answer another server gives. Nothing but its length ends it, because connectors may
 offer nothing of a prompt that ends otherwise."""
 TOKEN = "token_id:"  # how a token's id is spelled where its text would stand
@@ -25,9 +27,13 @@ TOKEN = "token_id:"  # how a token's id is spelled where its text would stand
 
 @dataclass(frozen=True, slots=True)
 class Completion:
+    """`streams`: else the answer comes at once, as one with log-probabilities of the prompt has to."""
+
     request_id: str
     body: bytes
-    streams: bool = True  # else the answer comes at once
+    streams: bool = True
+    prompt: List[int] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Item:
     events: tuple[Any, ...] = ()
     refused: bool = False  # the server says that the request is wrong
     transfer: bytes = b""  # of a prompt for another server: what its connector says of where the KV is, as JSON
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class _Logprobs(Struct):
@@ -52,18 +59,19 @@ class _Choice(Struct):
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+    prompt_logprobs: Rows | None = None
 
 
 class _Chunk(Struct):
     choices: list[_Choice]
 
 
-class _Prompt(_Chunk):
+class _Whole(_Chunk):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
-_prompt = msgspec.json.Decoder(_Prompt)
+_whole = msgspec.json.Decoder(_Whole)
 
 
 def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
@@ -86,9 +94,10 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
         body |= FOR_ANOTHER
     elif sequence.transfer:
         body["kv_transfer_params"] = msgspec.Raw(sequence.transfer)
-    body |= {"model": model, "prompt": prompt, "stream": not sequence.prefill_only}
+    streams = not sequence.prefill_only and sampling.prompt_logprobs is None
+    body |= {"model": model, "prompt": prompt, "stream": streams}
     body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return Completion(sequence.request_id, msgspec.json.encode(body), body["stream"])
+    return Completion(sequence.request_id, msgspec.json.encode(body), streams, prompt, body["prompt_logprobs"])
 
 
 def item_of(request_id: str, data: bytes) -> Item:
@@ -99,22 +108,29 @@ def item_of(request_id: str, data: bytes) -> Item:
         raise refusal(data) from None
     if not choices:
         return Item(request_id)
-    choice = choices[0]
+    return _item(request_id, choices[0])
+
+
+def whole_item_of(asked: Completion, data: bytes) -> Item:
+    """What an answer says that does not stream. Any thread. Raises ProtocolError."""
+    try:
+        answer = _whole.decode(data)
+        choice, transfer = answer.choices[0], bytes(answer.kv_transfer_params)
+    except (msgspec.DecodeError, IndexError) as error:
+        raise ProtocolError("vLLM", f"the answer to a prompt cannot be read: {error}") from error
+    item = replace(_item(asked.request_id, choice), transfer=b"" if transfer == b"null" else transfer)
+    if asked.prompt_logprobs is None:
+        return item
+    return replace(
+        item, prompt_logprobs=scores_of_answer(asked.prompt, choice.prompt_logprobs or (), asked.prompt_logprobs)
+    )
+
+
+def _item(request_id: str, choice: _Choice) -> Item:
     if choice.token_ids is None:
         raise ProtocolError("vLLM", "sends no token ids: this version does not know `return_token_ids`")
     logprobs = [] if choice.logprobs is None else _scores(choice.logprobs)
     return Item(request_id, choice.token_ids, logprobs, choice.finish_reason)
-
-
-def prompt_item_of(request_id: str, data: bytes) -> Item:
-    """What the answer to a prompt for another server says. Raises ProtocolError."""
-    try:
-        answer = _prompt.decode(data)
-        choice, transfer = answer.choices[0], bytes(answer.kv_transfer_params)
-    except (msgspec.DecodeError, IndexError) as error:
-        raise ProtocolError("vLLM", f"the answer to a prompt cannot be read: {error}") from error
-    transfer = b"" if transfer == b"null" else transfer
-    return Item(request_id, choice.token_ids or (), finish_reason=choice.finish_reason, transfer=transfer)
 
 
 def _scores(of: _Logprobs) -> list[TokenLogprobs]:

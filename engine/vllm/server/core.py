@@ -13,7 +13,7 @@ from typing import Final, Self
 import structlog
 
 from engine.vllm.engine import FINISHES
-from engine.vllm.server.completion import END, PATH, Completion, Item, item_of, prompt_item_of
+from engine.vllm.server.completion import END, PATH, Completion, Item, item_of, whole_item_of
 from engine.vllm.server.gauges import Gauges
 from engine.vllm.server.server import RefusedError, VllmServer
 from runtime.end_task import end_tasks
@@ -88,7 +88,8 @@ class ServerCore:
                         self._tell(last)
             else:
                 data = await self._server.ask(PATH, completion.body, is_patient=True)
-                self._tell(last := prompt_item_of(completion.request_id, data))
+                # On a thread, because log-probabilities of a prompt are megabytes.
+                self._tell(last := await asyncio.to_thread(whole_item_of, completion, data))
         except (BatonError, RefusedError) as error:
             refused = isinstance(error, RefusedError) and error.status in WRONG_REQUEST
             last = Item(completion.request_id, finish_reason=str(error), refused=refused)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerLoad
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.sequences.output import SequenceOutput
 from engine.sequences.sequence import Sequence
 from engine.vllm.engine import VllmEngine
@@ -37,7 +37,8 @@ class ExternalEngine(VllmEngine):
         """Because the server does not tell how much of a prompt it had cached, we look into our copy of its books."""
         full = (sequence.num_tokens - 1) // self.cache.block_size  # the last token is always computed
         sequence.hash_blocks(full, self.cache.block_size)
-        sequence.num_cached_tokens = self.cache.cached_tokens(sequence.sequence_hashes)
+        cached = sequence.sequence_hashes if sequence.sampling.prompt_logprobs is None else ()
+        sequence.num_cached_tokens = self.cache.cached_tokens(cached)
         self._begun_s[sequence.request_id] = time.monotonic()  # nor when it begins
         super().add(sequence)
 
@@ -69,8 +70,8 @@ class ExternalEngine(VllmEngine):
         if self._others:
             self._prompt_times.forget()
             return
-        if sequence.transfer:  # another server has computed it
-            return
+        if sequence.transfer or sequence.sampling.prompt_logprobs is not None:
+            return  # another server has computed it, or the first token came with the last one
         begun_s, _, tokens = sequence.chunks[-1]
         beside = len(self._sequences) - len(self._waiting) - 1
         facts = (tokens, sequence.num_cached_tokens, beside, self._context_tokens() - sequence.num_tokens)
@@ -83,6 +84,10 @@ class ExternalEngine(VllmEngine):
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
         wanted = sequence.sampling.logprobs
         return [] if wanted is None else [TokenLogprobs(row.logprob, row.top[:wanted]) for row in item.new_logprobs]
+
+    def _prompt_logprobs(self, sequence: Sequence, item: Any) -> PromptLogprobs | None:
+        told: PromptLogprobs | None = item.prompt_logprobs
+        return told
 
     def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
         return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)

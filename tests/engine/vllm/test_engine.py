@@ -5,7 +5,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from baton_proto.grammar import Grammar
 from baton_proto.kv_events import Cleared, Stored
@@ -18,6 +20,7 @@ from engine.vllm.engine import VllmEngine
 from engine.vllm.events.stream import Message
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
+from router.api.wishes.prompt_logprobs import Row, rows_in_parts
 from runtime.errors import UnavailableError
 from tests.engine.vllm.events.vllm_engine import Messages
 
@@ -84,6 +87,7 @@ def item(name: str, tokens: list[int], finish: str | None = None) -> Any:
         new_token_ids=tokens,
         finish_reason=finish,
         new_logprobs=None,
+        new_prompt_logprobs_tensors=None,
         events=None,
         prefill_stats=SimpleNamespace(num_cached_tokens=0),
     )
@@ -179,6 +183,21 @@ async def test_the_news_of_a_step_come_together_and_end_with_the_stop_token(scen
     assert scene.engine.counts().prompt_tokens == 6
     (timed,) = scene.engine.timed_steps.take()
     assert (timed.prompt_tokens, timed.sequences, timed.step_ms) == (3, 1, 7.0)
+
+
+async def test_log_probabilities_of_the_prompt_come_with_the_first_token(scene: Scene) -> None:
+    """vLLM's rows have one column more than the alternatives that were asked for: the prompt's token comes first."""
+    await scene.call(lambda engine: engine.add(sequence("one", prompt_logprobs=1)))
+    first = item("one", [8])
+    tensors = [[6, 4], [7, 7]], [[-3.0, -0.5], [-0.25, -0.25]], [9, 1]
+    first.new_prompt_logprobs_tensors = tuple(torch.tensor(tensor) for tensor in tensors)
+    scene.core.outputs.put_nowait(step(first))
+    scene.core.outputs.put_nowait(step(item("one", [9])))
+    (told,), (then,) = (await scene.news()).outputs, (await scene.news()).outputs
+    assert told.prompt_logprobs is not None
+    rows = [row for part in rows_in_parts(np.array([5, 6, 7], np.uint32), told.prompt_logprobs) for row in part]
+    assert rows == [Row(5), Row(6, -3.0, 9, [(4, -0.5)]), Row(7, -0.25, 1, [(7, -0.25)])]
+    assert then.prompt_logprobs is None
 
 
 async def test_an_error_of_vllms_ends_the_request_with_its_reason(scene: Scene) -> None:

@@ -8,12 +8,10 @@ from baton_proto.grammar import Grammar, GrammarKind
 from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams
 from engine.vllm.sampling import (
     GRAMMAR_FIELDS,
-    NOT_SERVED,
     OF_OUTPUT,
     SAME_NAME,
     TRANSLATED,
     first_token_alone,
-    refusal,
     repeats,
     vllm_grammar,
     vllm_sampling,
@@ -23,14 +21,8 @@ EOS = frozenset({2, 7})
 
 
 def test_every_parameter_has_its_row() -> None:
-    assert sorted(SAME_NAME + TRANSLATED + NOT_SERVED) == sorted(PARAMETERS)
+    assert sorted(SAME_NAME + TRANSLATED) == sorted(PARAMETERS)
     assert set(GRAMMAR_FIELDS) == set(get_args(GrammarKind))
-
-
-def test_what_vllm_does_not_serve_is_refused_by_name() -> None:
-    sampling = SamplingParams(max_tokens=1, prompt_logprobs=2)
-    assert refusal(sampling) == "prompt_logprobs: workers with vLLM do not serve it; leave it out"
-    assert refusal(SamplingParams(max_tokens=1)) == ""
 
 
 def test_a_greedy_request_needs_no_random_stream() -> None:
@@ -85,6 +77,5 @@ def test_a_grammar_has_vllms_name(grammar: Grammar, told: dict[str, Any]) -> Non
 def test_an_answer_with_what_looks_at_the_output_alone_begins_again(name: str, value: Any) -> None:
     sampling = SamplingParams(max_tokens=9, **{name: value})
     assert name in OF_OUTPUT
-    assert refusal(sampling) == ""
     assert repeats(sampling)
     assert not repeats(SamplingParams(max_tokens=9, repetition_penalty=1.2, temperature=0.3))

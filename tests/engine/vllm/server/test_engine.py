@@ -13,16 +13,17 @@ from baton_proto.sampling import MAX_SEED, PARAMETERS, SamplingParams, TokenLogp
 from engine.sequences.sequence import Sequence
 from engine.vllm.cache import salt_of
 from engine.vllm.events.stream import Lost, Message
-from engine.vllm.sampling import NOT_SERVED
 from engine.vllm.server.cache import ExternalCache
-from engine.vllm.server.completion import Item, completion, item_of, prompt_item_of
+from engine.vllm.server.completion import Completion, Item, completion, item_of, whole_item_of
 from engine.vllm.server.core import News
 from engine.vllm.server.engine import ExternalEngine
+from router.api.wishes.prompt_logprobs import Row, rows_in_parts
 from runtime.blocks.block_hash import block_hashes, sequence_hashes
 from runtime.errors import ProtocolError
 from tests.engine.vllm.events.vllm_engine import Messages
 
 BLOCK = 4
+FOR_ANOTHER = Completion("r/1", b"", streams=False)
 EOS = frozenset({2})
 OTHER_VALUES: dict[str, Any] = {
     "seed": 7,
@@ -37,6 +38,7 @@ OTHER_VALUES: dict[str, Any] = {
     "stop_token_ids": (9,),
     "ignore_eos": True,
     "logprobs": 3,
+    "prompt_logprobs": 2,
     "logit_bias": {11: -5.0},
     "grammar": Grammar("regex", "[ab]+"),
 }
@@ -70,7 +72,7 @@ def engine() -> tuple[ExternalEngine, Core, ExternalCache]:
 
 def test_every_sampling_parameter_is_sent_or_refused() -> None:
     plain = body(sequence([3, 4]))
-    for name in PARAMETERS.keys() - {"max_tokens", *NOT_SERVED}:
+    for name in PARAMETERS.keys() - {"max_tokens"}:
         assert body(sequence([3, 4], is_seeded=True, **{name: OTHER_VALUES[name]})) != plain, name
 
 
@@ -99,13 +101,34 @@ def test_a_prompt_for_another_server_ends_by_its_length_alone_and_its_answer_beg
     assert "structured_outputs" not in told
     choices = [{"token_ids": [9], "finish_reason": "length"}]
     for params in ({"remote_block_ids": [[1]]}, None):
-        item = prompt_item_of("r/1", msgspec.json.encode({"choices": choices, "kv_transfer_params": params}))
+        item = whole_item_of(FOR_ANOTHER, msgspec.json.encode({"choices": choices, "kv_transfer_params": params}))
         assert (item.new_token_ids, item.finish_reason) == ([9], "length")
         after = sequence([3, 4])
         after.transfer = item.transfer
         assert body(after).get("kv_transfer_params") == params
     with pytest.raises(ProtocolError, match="the answer to a prompt"):
-        prompt_item_of("r/1", b'{"choices": []}')
+        whole_item_of(FOR_ANOTHER, b'{"choices": []}')
+
+
+def test_log_probabilities_of_a_prompt_come_with_the_whole_answer_the_best_first() -> None:
+    asked = completion(sequence([3, 4, 5], prompt_logprobs=1, logprobs=0), [3, 4, 5], "theirs", EOS)
+    told = msgspec.json.decode(asked.body)
+    assert (told["prompt_logprobs"], told["stream"], asked.streams) == (1, False, False)
+    scored = [None, {"4": {"logprob": -9.0, "rank": 7}, "8": {"logprob": -0.5, "rank": 1}}]
+    scored.append({"5": {"logprob": -0.25, "rank": 1, "decoded_token": "x"}})
+    choice: dict[str, Any] = {"token_ids": [9], "finish_reason": "length", "prompt_logprobs": scored}
+    choice["logprobs"] = {"token_logprobs": [-3.0], "top_logprobs": [{"token_id:9": -3.0}]}
+    item = whole_item_of(asked, msgspec.json.encode({"choices": [choice]}))
+    assert (item.new_token_ids, item.new_logprobs) == ([9], [TokenLogprobs(-3.0, [(9, -3.0)])])
+    found = item.prompt_logprobs
+    assert found is not None
+    assert found.fits(3)
+    rows = [row for part in rows_in_parts(np.array([3, 4, 5], dtype=np.uint32), found) for row in part]
+    assert rows == [Row(3), Row(4, -9.0, 7, [(8, -0.5)]), Row(5, -0.25, 1, [(5, -0.25)])]
+    for wrong in (None, scored[:2], [None, {}, {}], [None, {"8": scored[1]["8"]}, scored[2]]):
+        answer = msgspec.json.encode({"choices": [choice | {"prompt_logprobs": wrong}]})
+        with pytest.raises(ProtocolError, match="log-probabilities of a prompt"):
+            whole_item_of(asked, answer)
 
 
 async def test_what_is_offered_is_forgotten_with_the_first_token() -> None:
