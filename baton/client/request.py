@@ -31,6 +31,9 @@ class Options(TypedDict, total=False):
     logprobs: int | None  # alternatives per token; 0 gives the sampled token's alone
     prompt_logprobs: int | None  # as logprobs, of the prompt's tokens but the first
     logit_bias: Mapping[int, float] | None
+    bad_words: Sequence[str] | None  # texts that the answer must not have
+    allowed_token_ids: Sequence[int] | None  # the answer has no other tokens
+    vllm_xargs: str | None  # JSON of an object, for workers with vLLM alone
     n: int | None  # choices
     grammar: Mapping[str, Any] | None  # one of: json_schema, regex, choice (texts), ebnf, structural_tag, json_object
     # Of a chat:

@@ -17,10 +17,13 @@ class SamplingParams(sampling.SamplingParams, frozen=True, kw_only=True):
 
     max_tokens: int | None = None  # type: ignore[assignment]  # None: as many as fit
     seed: int | None = None  # type: ignore[assignment]  # None: each prompt draws one
+    allowed_token_ids: tuple[int, ...] | None = None  # type: ignore[assignment]  # None: all
     stop: str | Sequence[str] = ()  # the text ends before the first of these strings
 
     def options(self) -> Options:
         """Raises InvalidRequestError for a value of another type."""
+        if self.vllm_xargs:
+            raise InvalidRequestError("vllm_xargs", "is for workers with vLLM alone; leave it out")
         values = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
         given = {name: _typed(name, value, PARAMETERS[name].type) for name, value in values.items()}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop

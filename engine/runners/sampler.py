@@ -1,6 +1,7 @@
 """From logits to tokens, one row per sequence: penalties, truncation, seeded noise.
 
-The order of operations is vLLM's: grammar, min_tokens mask, logit_bias, penalties; then argmax (greedy), or
+The order of operations is vLLM's: grammar, min_tokens mask, allowed tokens, bad words,
+logit_bias, penalties; then argmax (greedy), or
 temperature, min_p, top_k, top_p and a draw. All of it is batched tensor code on the logits' device. An operation runs
 for the rows that ask for it alone, so a batch of plain greedy rows is one argmax.
 """
@@ -36,6 +37,7 @@ class Sampler:
             scores = logits.to(torch.float32, copy=True)
             _forbid_unmatched(scores, sequences)
             self._forbid_stops(scores, sequences)
+            _forbid_by_caller(scores, sequences)
             _add_bias(scores, params)
             _penalize(scores, sequences)
         tokens = scores.argmax(dim=-1)
@@ -59,6 +61,8 @@ class Sampler:
                 stops = sequence.sampling.stop_token_ids
                 if not sequence.sampling.ignore_eos:
                     stops += self._eos_token_ids
+                if set(stops).issuperset(sequence.sampling.allowed_token_ids or [-1]):
+                    continue  # nothing would be left
                 rows.extend([row] * len(stops))
                 columns.extend(stops)
         if rows:
@@ -103,7 +107,7 @@ def _has_penalty(p: SamplingParams) -> bool:
 
 
 def _adjusts(p: SamplingParams) -> bool:
-    return bool(p.logit_bias) or _has_penalty(p)
+    return bool(p.logit_bias) or bool(p.bad_word_ids) or bool(p.allowed_token_ids) or _has_penalty(p)
 
 
 def _truncates(p: SamplingParams) -> bool:
@@ -121,6 +125,32 @@ def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence]) -> None:
     allowed = torch.from_numpy(bits).to(scores.device, torch.bool)
     at = _index(rows, scores)
     scores[at] = scores[at].masked_fill(~allowed, float("-inf"))
+
+
+def _forbid_by_caller(scores: Tensor, sequences: Run[Sequence]) -> None:
+    """Forbids all but the allowed tokens, and the last tokens of bad words, row by row. Invariant: every row keeps a
+    token."""
+    for row, sequence in enumerate(sequences):
+        allowed, words = sequence.sampling.allowed_token_ids, sequence.sampling.bad_word_ids
+        if allowed:
+            kept = torch.full_like(scores[row], float("-inf"))
+            at = _index(list(allowed), scores)
+            kept[at] = scores[row, at]
+            _put(scores, row, kept)
+        if words:
+            kept = scores[row].clone()
+            kept[_index(_last_tokens(words, sequence.output_token_ids), scores)] = float("-inf")
+            _put(scores, row, kept)
+
+
+def _put(scores: Tensor, row: int, kept: Tensor) -> None:
+    if kept.max() > float("-inf"):
+        scores[row] = kept
+
+
+def _last_tokens(words: Run[Run[int]], output: list[int]) -> list[int]:
+    """The tokens that would complete one of the words, whose others end the output."""
+    return [word[-1] for word in words if len(word) == 1 or output[1 - len(word) :] == list(word[:-1])]
 
 
 def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:

@@ -17,9 +17,20 @@ SAME_NAME = (
     "logit_bias",
 )
 """Parameters with vLLM's name and meaning."""
-TRANSLATED = ("max_tokens", "min_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "grammar")
+TRANSLATED = (
+    "max_tokens",
+    "min_tokens",
+    "seed",
+    "temperature",
+    "stop_token_ids",
+    "ignore_eos",
+    "grammar",
+    "bad_words",
+    "allowed_token_ids",
+    "vllm_xargs",
+)
 """Parameters whose value is another one for vLLM."""
-OF_OUTPUT = ("presence_penalty", "frequency_penalty", "grammar")
+OF_OUTPUT = ("presence_penalty", "frequency_penalty", "bad_words", "grammar")
 """Parameters that look at the output alone, while vLLM takes the output of a lost worker for a part of the prompt."""
 
 GRAMMAR_FIELDS: dict[GrammarKind, str] = {
@@ -50,6 +61,9 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
         ends |= eos_token_ids
     return {name: getattr(sampling, name) for name in SAME_NAME} | {
         "logit_bias": dict(sampling.logit_bias) or None,
+        "bad_words": list(sampling.bad_words),
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
+        "extra_args": dict(sampling.vllm_xargs) or None,
         "temperature": 0.0 if sampling.is_greedy else sampling.temperature,
         "seed": None if sampling.is_greedy else (sampling.seed + num_replayed * SEED_STEP) % (MAX_SEED + 1),
         "max_tokens": sampling.max_tokens - num_replayed,

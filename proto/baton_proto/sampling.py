@@ -10,12 +10,21 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, Struct
 
-from baton_proto.decoding import Int32, Packed, Rows, Small
+from baton_proto.decoding import Int32, Packed, Rows, Small, Text
 from baton_proto.grammar import Grammar
 
 GREEDY_BELOW = 1e-5  # a lower temperature takes the best token: dividing by it would overflow float32 logits
 MAX_SEED = 2**63 - 1
+MAX_BAD_WORDS = 128
+MAX_ALLOWED = 16384  # token ids
+MAX_XARGS = 64
 MAX_PROMPT_LOGPROBS = 100_000  # values of a prompt, alternatives included: 8 bytes each, and a COMMIT takes 1 MiB
+
+
+Word = Annotated[tuple[Small, ...], Rows]
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_XArg = Text | _Int64 | float | Annotated[list[Text | _Int64 | float], Meta(max_length=MAX_XARGS)]
+XArgs = Annotated[dict[Text, _XArg], Meta(max_length=MAX_XARGS)]
 
 
 class Needs(IntEnum):
@@ -37,6 +46,7 @@ class Rule:
     open_below: bool = False  # `low` itself is refused
     off: int | None = None  # a second spelling of the default
     most: int | None = None  # entries of a list or mapping
+    least: int = 0  # entries of one that is given
 
 
 class SamplingParams(Struct, frozen=True, omit_defaults=True):
@@ -66,7 +76,12 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
     grammar: Annotated[Grammar | None, Rule(needs=Needs.MASK)] = None  # what the answer must look like
     prompt_logprobs: Annotated[Small | None, Rule(0, 20, Needs.KERNEL)] = None  # as logprobs, of the prompt's tokens
-    is_seeded: bool = False  # the seed is the caller's; no parameter of a request
+    bad_words: Annotated[tuple[Text, ...], Meta(max_length=MAX_BAD_WORDS), Rule(most=MAX_BAD_WORDS)] = ()
+    allowed_token_ids: Annotated[tuple[Small, ...], Meta(max_length=MAX_ALLOWED), Rule(most=MAX_ALLOWED, least=1)] = ()
+    vllm_xargs: Annotated[XArgs, Rule(most=MAX_XARGS)] = {}  # vLLM's alone
+    # No parameters of a request:
+    is_seeded: bool = False  # the seed is the caller's
+    bad_word_ids: Annotated[tuple[Word, ...], Meta(max_length=2 * MAX_BAD_WORDS)] = ()  # see bad_words.py
 
     @property
     def is_greedy(self) -> bool:
@@ -97,8 +112,9 @@ def _parameter(name: str, kind: Any) -> Parameter:
 _ANNOTATED = get_type_hints(SamplingParams, include_extras=True)
 
 
+_OF_ROUTER = ("is_seeded", "bad_word_ids")
 PARAMETERS = {
-    name: _parameter(name, kind) for name, kind in get_type_hints(SamplingParams).items() if name != "is_seeded"
+    name: _parameter(name, kind) for name, kind in get_type_hints(SamplingParams).items() if name not in _OF_ROUTER
 }
 """By name."""
 _BEYOND_KERNEL = [row for row in PARAMETERS.values() if row.rule.needs > Needs.KERNEL]

@@ -270,9 +270,21 @@ def test_no_prompts_have_no_answers(llm: LLM) -> None:
 def test_the_parameters_are_the_services() -> None:
     given = SamplingParams().options().given
     assert given == {name: row.default for name, row in PARAMETERS.items() if name in given}
-    assert PARAMETERS.keys() - given.keys() == {"max_tokens", "seed", "logprobs", "grammar", "prompt_logprobs"}, (
-        "those that nobody has set"
-    )
+    unset = {"max_tokens", "seed", "logprobs", "grammar", "prompt_logprobs", "allowed_token_ids"}
+    assert PARAMETERS.keys() - given.keys() == unset, "those that nobody has set"
+
+
+def test_words_and_tokens_that_an_answer_must_not_have_and_what_vllm_alone_has(llm: LLM) -> None:
+    prompt = random_prompt(20, seed=3)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    plain = llm.generate(prompt, params)[0].token_ids
+    word = llm.tokenizer.decode(plain[:1])
+    (answer,) = llm.generate(prompt, msgspec.structs.replace(params, bad_words=[word]))
+    assert plain[0] not in answer.token_ids
+    (answer,) = llm.generate(prompt, msgspec.structs.replace(params, allowed_token_ids=[30, 40]))
+    assert {*answer.token_ids} <= {30, 40}
+    with pytest.raises(InvalidRequestError, match="vllm_xargs: is for workers with vLLM alone"):
+        llm.generate(prompt, SamplingParams(vllm_xargs={"a": 1}))
 
 
 def test_a_terminal_sees_progress_and_a_file_does_not(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

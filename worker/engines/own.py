@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from baton_proto.sampling import SamplingParams
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
@@ -27,13 +28,18 @@ from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.config.serving import ServingConfig
 from runtime.device.kernel_cache import keep_kernels
 from runtime.errors import ConfigError, RankLostError
-from worker.engines.base import EngineAssembly, MakeLoop, SharedKv, grammar_compiler, model_hash, pool_layout
+from worker.engines.base import EngineAssembly, Limits, MakeLoop, SharedKv, grammar_compiler, model_hash, pool_layout
 
 if TYPE_CHECKING:  # the mock engine needs no torch
     from engine.loading.loaded_model import LoadedModel
     from engine.ranks.tensor_parallel import TensorParallelModel
 
 log = structlog.get_logger()
+
+
+def refusal(sampling: SamplingParams) -> str:
+    """Why our own engine cannot serve a request; empty when it can."""
+    return "vllm_xargs: workers with vLLM alone have a use for it; leave it out" if sampling.vllm_xargs else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,6 +164,7 @@ def _assembled(
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),
         grammars=grammar_compiler(files),
         kv=kv,
+        limits=Limits(refuses=refusal),
         close=close_all,
         weights_changed=weights_changed,
     )

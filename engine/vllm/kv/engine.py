@@ -256,7 +256,8 @@ class SharingEngine(VllmEngine):
 
     def _transfer(self, sequence: Sequence) -> dict[str, Any]:
         way = SEND if sequence.prefill_only else FETCH if sequence.request_id in self._fetching else None
-        return {"extra_args": {"kv_transfer_params": {PARAMETER: way}}} if way else {}
+        of_connector = {"kv_transfer_params": {PARAMETER: way}}
+        return {"extra_args": sequence.sampling.vllm_xargs | of_connector} if way else {}
 
 
 STRANGE_BLOCKS = "vLLM gave it KV blocks that another worker must not write"

@@ -80,6 +80,7 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
     sampling = sequence.sampling
     body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
     del body["detokenize"]  # its server always does
+    body["vllm_xargs"] = body.pop("extra_args")
     if not sampling.is_seeded:
         del body["seed"]
     if sampling.logit_bias:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.grammar import Grammar
-from baton_proto.sampling import TokenLogprobs
+from baton_proto.sampling import PARAMETERS, TokenLogprobs
+from router.api.wishes.json_shape import check_depth
 from router.api.wishes.names import check_name
 from router.api.wishes.prompt_logprobs import rows_in_parts
 from router.api.wishes.sampling_options import Options
@@ -133,7 +134,18 @@ def options_of(sampling: pb.SamplingOptions) -> Options:
     given = {name: _as_written(value) for name, value in fields.items()}
     if grammar is not None:
         given["grammar"] = grammar_of(grammar)
+    if (xargs := fields.get("vllm_xargs")) is not None:
+        given["vllm_xargs"] = _xargs(xargs)
     return Options(stop=given.pop("stop", ()), n=given.pop("n", None), given=given)
+
+
+def _xargs(text: str) -> Any:
+    """Raises InvalidRequestError."""
+    check_depth("vllm_xargs", text)
+    try:
+        return msgspec.json.decode(text, type=PARAMETERS["vllm_xargs"].type)
+    except msgspec.DecodeError as error:
+        raise InvalidRequestError("vllm_xargs", str(error)) from error
 
 
 def grammar_of(message: pb.Grammar) -> Grammar:

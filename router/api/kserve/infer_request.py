@@ -146,7 +146,7 @@ def _stop_strings(value: Any) -> list[str]:
 
 def _sampling(name: str, value: Any) -> Any:
     """The value as the type that PARAMETERS names."""
-    if name in ("stop_token_ids", "logit_bias"):
+    if isinstance(PARAMETERS[name].default, tuple | dict):
         plain: Any = value.tolist() if hasattr(value, "tolist") else value
     else:
         plain = _single(name, value)

@@ -45,8 +45,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
 }
 """Fields that are known and not served -> the values that change nothing, besides null."""
 

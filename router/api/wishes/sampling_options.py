@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.grammar import Grammar
-from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams
+from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams, XArgs
 from runtime.checkpoint.model_config import read_object
 from runtime.errors import ConfigError, InvalidRequestError, ModelError
 
@@ -23,6 +23,9 @@ NO_DEFAULTS: Mapping[str, Any] = {}
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024  # of each: what might begin one is held back
+MAX_WORD_CHARS = 256
+MAX_XARGS_BYTES = 16 * 1024  # as JSON
+XARGS_OF_SERVERS = ("kv_transfer_params", "ec_transfer_params")  # a connector of vLLM's would follow them
 
 AS_NAMED = [name for name in PARAMETERS if name != "grammar"]
 """The sampling parameters whose name over HTTP is that of the row; a grammar has several."""
@@ -76,7 +79,10 @@ def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any
     """Checks everything but what depends on the prompt. When the caller gave none, `max_tokens` is 1 and the seed is
     still to be drawn. `defaults`: see model_defaults. Raises InvalidRequestError."""
     check_range("n", options.n, 1, MAX_CHOICES)
-    _check_stop(options.name_of("stop"), options.stop)
+    name = options.name_of("stop")
+    if len(options.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(name, f"has {len(options.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    _check_texts(name, options.stop, MAX_STOP_CHARS)
     values: dict[str, Any] = {**defaults, "max_tokens": 1}
     if options.given.get("temperature", 1.0) < GREEDY_BELOW:  # they would change nothing, and cost time
         values = {name: value for name, value in values.items() if name not in OF_DRAWING}
@@ -90,9 +96,17 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
     rule = parameter.rule
     if rule.most is not None and len(value) > rule.most:
         raise InvalidRequestError(name, f"has {len(value)} entries; at most {rule.most} are allowed")
+    if rule.least and len(value) < rule.least:
+        raise InvalidRequestError(name, f"is empty; at least {rule.least} is needed, or leave it out")
     match value:
         case bool() | Grammar():
             return value
+        case [str(), *_]:
+            _check_texts(name, value, MAX_WORD_CHARS)
+            return tuple(dict.fromkeys(value))
+        case Mapping() if parameter.name == "vllm_xargs":
+            _check_xargs(name, value)
+            return dict(value)
         case int() | float():
             check_range(name, value, rule.low, rule.high, rule.open_below)
             return parameter.default if value == rule.off else value
@@ -105,14 +119,23 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
     return tuple(dict.fromkeys(value))
 
 
-def _check_stop(name: str, strings: Sequence[str]) -> None:
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(name, f"has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
-    if not all(strings):
-        raise InvalidRequestError(name, "has an empty string; a stop string needs at least one character")
-    if (longest := max(map(len, strings), default=0)) > MAX_STOP_CHARS:
-        problem = f"has a string of {longest} characters; at most {MAX_STOP_CHARS} are allowed"
-        raise InvalidRequestError(name, problem)
+def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
+    if not all(texts):
+        raise InvalidRequestError(name, "has an empty string; at least one character is needed")
+    if (longest := max(map(len, texts), default=0)) > most:
+        raise InvalidRequestError(name, f"has a string of {longest} characters; at most {most} are allowed")
+
+
+def _check_xargs(name: str, value: Mapping[str, Any]) -> None:
+    for theirs in XARGS_OF_SERVERS:
+        if theirs in value:
+            raise InvalidRequestError(f"{name}.{theirs}", "is for the service to say; leave it out")
+    try:
+        msgspec.convert(value, XArgs)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(name, str(error)) from None
+    if (num := len(msgspec.json.encode(value))) > MAX_XARGS_BYTES:
+        raise InvalidRequestError(name, f"has {num} bytes; at most {MAX_XARGS_BYTES} are allowed")
 
 
 def check_range(

@@ -18,8 +18,9 @@ import numpy as np
 from msgspec import Struct, field
 
 from baton_proto.grammar import Grammar
-from baton_proto.sampling import MAX_SEED
+from baton_proto.sampling import MAX_SEED, SamplingParams
 from baton_proto.worker import NO_HINT, CacheHint
+from router.api.wishes.bad_words import spelled
 from router.api.wishes.prompt_logprobs import check_prompt
 from router.api.wishes.sampling_options import Options, check_in_vocabulary, check_range, check_sampling
 from router.api.wishes.tool_use import ToolUse, answer_form, begin_chat, check_tools
@@ -106,6 +107,8 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     seed = sampling.seed if sampling.is_seeded else call.draw.seed()
     limits = frontend.generator.limits()
     deadline_s = started_s + timeout_s
+    if sampling.bad_words:
+        sampling = await _with_spelled(frontend, sampling, options.name_of("bad_words"), deadline_s)
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families)
     last = _last_tokens(call, options, limits)
@@ -144,6 +147,13 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         spells_special=options.spells_special,
         draw=call.draw,
     )
+
+
+async def _with_spelled(frontend: Frontend, sampling: SamplingParams, name: str, deadline_s: float) -> SamplingParams:
+    spell = partial(spelled, frontend.tokenizer, sampling.bad_words, name)
+    at_once = sum(map(len, sampling.bad_words)) <= IN_PLACE_CHARS
+    ids = spell() if at_once else await frontend.lane.run(deadline_s, spell)
+    return msgspec.structs.replace(sampling, bad_word_ids=ids)
 
 
 def make_request_id(wanted: str | None, name: str = "request_id") -> tuple[str, str]:

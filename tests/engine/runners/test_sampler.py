@@ -34,6 +34,11 @@ def adjusted(logits: np.ndarray, s: Sequence) -> np.ndarray:
     p, scores = s.sampling, logits.astype(np.float64).copy()
     if s.num_output_tokens < p.min_tokens:
         scores[list(p.stop_token_ids) + ([] if p.ignore_eos else list(EOS))] = -np.inf
+    if p.allowed_token_ids:
+        scores[[token for token in range(len(scores)) if token not in p.allowed_token_ids]] = -np.inf
+    for *start, last in p.bad_word_ids:
+        if not start or s.output_token_ids[-len(start) :] == start:
+            scores[last] = -np.inf
     for token_id, bias in p.logit_bias.items():
         scores[token_id] += bias
     for token_id in set(s.token_ids):
@@ -165,6 +170,8 @@ params = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from([(), (8, 9)]),
         "ignore_eos": st.booleans(),
         "logit_bias": st.sampled_from([{}, {4: 2.5, 11: -100.0}]),
+        "allowed_token_ids": st.sampled_from([(), (4, 9, 11, 12, 20)]),
+        "bad_word_ids": st.sampled_from([(), ((4,), (1, 12), (2, 0, 9))]),
         "logprobs": st.sampled_from([None, 2]),
     },
 )
@@ -230,6 +237,16 @@ def test_min_tokens_masks_eos_and_stop_tokens_until_enough_are_out() -> None:
     assert sample(logits, sequence(output=[0], **options)) == [10]
     assert sample(logits, sequence(output=[0, 0], **options)) == [3]
     assert sample(logits, sequence(output=[0], ignore_eos=True, **options)) == [3]
+
+
+def test_a_bad_word_is_not_completed_and_none_is_forbidden_where_nothing_would_be_left() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 8]] = torch.tensor([30.0, 29.0])
+    options = {"temperature": 0.0, "bad_word_ids": ((9, 6, 5), (7,))}
+    outputs = ([], [9], [6], [9, 6], [0, 9, 6], [9, 6, 0])
+    assert [sample(logits, sequence([9, 6], out, **options))[0] for out in outputs] == [5, 5, 5, 8, 8, 5]
+    for allowed in ((3,), (7,)):  # EOS before min_tokens, and a bad word
+        assert sample(logits, sequence(allowed_token_ids=allowed, min_tokens=2, **options)) == list(allowed)
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:

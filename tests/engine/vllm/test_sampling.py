@@ -72,7 +72,13 @@ def test_a_grammar_has_vllms_name(grammar: Grammar, told: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("presence_penalty", 0.5), ("frequency_penalty", -1.0), ("grammar", Grammar("json_object"))]
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1.0),
+        ("bad_words", ("a",)),
+        ("grammar", Grammar("json_object")),
+    ],
 )
 def test_an_answer_with_what_looks_at_the_output_alone_begins_again(name: str, value: Any) -> None:
     sampling = SamplingParams(max_tokens=9, **{name: value})

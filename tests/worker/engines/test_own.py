@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from baton_proto.discovery import TransferEndpoint
+from baton_proto.sampling import SamplingParams
 from baton_proto.worker import Grant
 from kvtransfer.wire.identity import check_hello, hello
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, HandshakeError
 from tests.tiny_model import write_tiny_model
 from worker.engines.base import EngineAssembly
-from worker.engines.own import build_engine
+from worker.engines.own import build_engine, refusal
 
 
 def of_form(assembly: EngineAssembly, form: str) -> EngineAssembly:
@@ -57,3 +58,7 @@ def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(
     first, same = model_hash("a"), model_hash("b")
     assert first == same
     assert len({first, model_hash("c", seed=1), model_hash("d", rope_theta=5e5)}) == 3
+
+
+def test_what_vllm_alone_has_is_refused_by_name() -> None:
+    assert refusal(SamplingParams(max_tokens=1, vllm_xargs={"a": 1})).startswith("vllm_xargs: ")

@@ -40,6 +40,9 @@ OTHER_VALUES: dict[str, Any] = {
     "logprobs": 3,
     "prompt_logprobs": 2,
     "logit_bias": {11: -5.0},
+    "bad_words": ("no",),
+    "allowed_token_ids": (3, 4),
+    "vllm_xargs": {"a": [1, "b"]},
     "grammar": Grammar("regex", "[ab]+"),
 }
 
@@ -114,7 +117,7 @@ def test_log_probabilities_of_a_prompt_come_with_the_whole_answer_the_best_first
     asked = completion(sequence([3, 4, 5], prompt_logprobs=1, logprobs=0), [3, 4, 5], "theirs", EOS)
     told = msgspec.json.decode(asked.body)
     assert (told["prompt_logprobs"], told["stream"], asked.streams) == (1, False, False)
-    scored = [None, {"4": {"logprob": -9.0, "rank": 7}, "8": {"logprob": -0.5, "rank": 1}}]
+    scored: list[Any] = [None, {"4": {"logprob": -9.0, "rank": 7}, "8": {"logprob": -0.5, "rank": 1}}]
     scored.append({"5": {"logprob": -0.25, "rank": 1, "decoded_token": "x"}})
     choice: dict[str, Any] = {"token_ids": [9], "finish_reason": "length", "prompt_logprobs": scored}
     choice["logprobs"] = {"token_logprobs": [-3.0], "top_logprobs": [{"token_id:9": -3.0}]}
@@ -125,7 +128,8 @@ def test_log_probabilities_of_a_prompt_come_with_the_whole_answer_the_best_first
     assert found.fits(3)
     rows = [row for part in rows_in_parts(np.array([3, 4, 5], dtype=np.uint32), found) for row in part]
     assert rows == [Row(3), Row(4, -9.0, 7, [(8, -0.5)]), Row(5, -0.25, 1, [(5, -0.25)])]
-    for wrong in (None, scored[:2], [None, {}, {}], [None, {"8": scored[1]["8"]}, scored[2]]):
+    wrong_rows: list[Any] = [None, scored[:2], [None, {}, {}], [None, None, None]]
+    for wrong in wrong_rows:
         answer = msgspec.json.encode({"choices": [choice | {"prompt_logprobs": wrong}]})
         with pytest.raises(ProtocolError, match="log-probabilities of a prompt"):
             whole_item_of(asked, answer)

@@ -21,7 +21,7 @@ from runtime.errors import InvalidRequestError
 STRICT: list[Any] = [ChatBody, CompletionBody, ResponsesBody, MessagesBody, CountBody]
 BODIES: list[Any] = [*STRICT, *map(tolerant, STRICT), TokenizeBody, DetokenizeBody]
 TEXTS = {"content", "text", "refusal", "reasoning", "reasoning_content", "arguments", "input", "output", "instructions"}
-TEXTS |= {"prompt", "stop", "stop_sequences", "thinking", "system"}
+TEXTS |= {"prompt", "stop", "stop_sequences", "thinking", "system", "bad_words"}
 """Fields that a template, the context's length or a bound of their own limits."""
 
 
@@ -29,7 +29,7 @@ def unbounded(kind: inspect.Type, where: str) -> Iterator[str]:
     """Paths of texts without a bound, but those of TEXTS."""
     match kind:
         case inspect.StrType(max_length=None):
-            if where.rpartition(".")[2].strip("[]") not in TEXTS:
+            if where.rpartition(".")[2].strip("[]") not in TEXTS and ".vllm_xargs." not in where:
                 yield where
         case inspect.UnionType(types=types):
             for each in types:

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import tokenizers
 from msgspec.structs import replace
 
+from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import MAX_SEED, PARAMETERS
 from baton_proto.worker import NO_HINT, CacheHint
+from router.api.grpc.messages import options_of
 from router.api.wishes.sampling_options import Options, chosen_defaults, model_defaults
 from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
@@ -129,6 +132,15 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"logit_bias": dict.fromkeys(range(2000), 1.0)}, "logit_bias", "has 2000 entries; at most 1024 are allowed"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias", "token id -1"),
         ({"logit_bias": {5: math.nan}}, "logit_bias[5]", "is nan"),
+        ({"bad_words": ["a"] * 129}, "bad_words", "has 129 entries; at most 128 are allowed"),
+        ({"bad_words": ["a" * 257]}, "bad_words", "has a string of 257 characters; at most 256"),
+        ({"bad_words": ["a", ""]}, "bad_words", "empty string"),
+        ({"bad_words": ["\n"]}, "bad_words", "a word without a token"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "is empty; at least 1 is needed"),
+        ({"vllm_xargs": {"a": "b" * 20_000}}, "vllm_xargs", "at most 16384 are allowed"),
+        ({"vllm_xargs": {"a": [0] * 65}}, "vllm_xargs", "length <= 64"),
+        ({"vllm_xargs": {"a": 2**63}}, "vllm_xargs", "<= 9223372036854775807"),
+        ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs.kv_transfer_params", "leave it out"),
         ({"n": 0}, "n", "at least 1"),
         ({"n": 17}, "n", "at most 16"),
     ],
@@ -140,6 +152,26 @@ async def test_what_no_row_of_sampling_parameters_says_is_refused_with_field_and
         await check(frontend, **options)
     assert caught.value.field == field
     assert problem in caught.value.problem
+
+
+async def test_a_bad_word_is_forbidden_as_it_stands_and_behind_a_space(frontend: Frontend) -> None:
+    encode = partial(frontend.tokenizer.encode, add_special_tokens=False)
+    word = next(word for word in ("a", "the", "of", "e") if len(encode(word)) == len(encode(f" {word}")) == 1)
+    (sampling,) = (await check(frontend, bad_words=[f" {word}", "two words"])).sampling
+    assert sampling.bad_words == (f" {word}", "two words")
+    first, behind, *long = sampling.bad_word_ids
+    assert (list(first), list(behind)) == (encode(word).tolist(), encode(f" {word}").tolist())
+    assert list(long[0]) == encode("two words").tolist()
+
+
+async def test_what_vllm_alone_has_is_taken_as_it_is(frontend: Frontend) -> None:
+    xargs = {"a": 1, "b": [0.5, "c"]}
+    assert (await check(frontend, vllm_xargs=xargs)).sampling[0].vllm_xargs == xargs
+    options = options_of(pb.SamplingOptions(vllm_xargs=json.dumps(xargs)))
+    assert (await validate(frontend, CALL, "Hello", options)).sampling[0].vllm_xargs == xargs
+    for wrong in ("[]", '{"a": {}}', "{"):
+        with pytest.raises(InvalidRequestError, match="vllm_xargs"):
+            options_of(pb.SamplingOptions(vllm_xargs=wrong))
 
 
 async def test_values_at_their_limits_are_taken(frontend: Frontend) -> None:
