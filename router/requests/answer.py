@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec import UNSET, UnsetType
+
 from baton_proto.sampling import TokenLogprobs
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, joined
 from router.parsing.parser import Parser
@@ -20,6 +22,7 @@ class Answer:
         marks = tokenizer.hidden_token_ids if request.spells_special else marks
         self._text = OutputText(tokenizer, request.stop, sampling.min_tokens, marks, request.includes_stop)
         self._parts = None if parsing is None else _Parts(parsing, request.draw.call_ids(index))
+        self._stops = sampling.stop_token_ids
         self._num_left = sampling.max_tokens
         self.turned = False  # the last tokens are not the engine's, which has to go on from them
 
@@ -31,7 +34,7 @@ class Answer:
         if self._parts is not None:
             return self._take_apart(self._parts, token_ids, logprobs, finish, stop_token)
         text, finish = self._text.take(token_ids, logprobs, finish, stop_token)
-        return Piece(self._index, token_ids, text, finish, logprobs, None, self._text.stop_string)
+        return Piece(self._index, token_ids, text, finish, logprobs, None, self._stop_reason(finish, stop_token))
 
     def _take_apart(
         self,
@@ -60,8 +63,15 @@ class Answer:
         if finish is not None:
             texts.append(self._text.flush())
             finish = parts.end(texts[-1], finish)
-        text = "".join(texts)
-        return Piece(self._index, token_ids, text, finish, logprobs, parts.taken(), self._text.stop_string)
+        reason = self._stop_reason(finish, stop_token)
+        return Piece(self._index, token_ids, "".join(texts), finish, logprobs, parts.taken(), reason)
+
+    def _stop_reason(self, finish: str | None, stop_token: int | None) -> int | str | UnsetType:
+        """The model's own end is none."""
+        if finish in (None, "length"):
+            return UNSET
+        stop_token_of_request = UNSET if stop_token not in self._stops or stop_token is None else stop_token
+        return self._text.stop_string or stop_token_of_request
 
     def _push(
         self, parts: "_Parts", token_ids: list[int], stop_token: int | None, texts: list[str]

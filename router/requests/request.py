@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
@@ -59,7 +59,7 @@ class Piece(Struct, frozen=True, gc=False):
     finish_reason: str | None = None  # "stop" | "length" | "tool_calls"
     logprobs: list[TokenLogprobs] = []  # one per token, or none
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
-    stop_string: str | None = None  # of the request, which has ended the choice
+    stop_reason: int | str | UnsetType = UNSET  # the stop string or stop token of the request that has ended the choice
     prompt_logprobs: PromptLogprobs | None = None  # with the first piece, where they are asked for
 
     @property

@@ -14,7 +14,7 @@ from router.api.wishes.cache_hints import CacheFields
 from router.api.wishes.names import Name
 from router.api.wishes.sampling_options import AS_NAMED
 from router.api.wishes.template_variables import template_variables
-from router.api.wishes.validation import Call, check_thinking
+from router.api.wishes.validation import ALL_TOKENS, Call, Kept, check_thinking
 
 OWN_NAMES = ("max_tokens", "logprobs", "prompt_logprobs")
 """Sampling parameters that each dialect spells in its own way, or has no place for in its answers."""
@@ -28,15 +28,17 @@ class TextBody(CacheFields, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     priority: int | None = None
     cache_salt: Name | None = None
+    request_id: Name | None = None  # where no header gives one
 
     def asked(
-        self, prompt_field: str, form: Any = None, add_special_tokens: bool = True, last_tokens: int | None = None
+        self, prompt_field: str, form: Any = None, add_special_tokens: bool = True, kept: Kept = ALL_TOKENS
     ) -> Asked:
         """`form`: see Asked. Raises InvalidRequestError."""
         call = Call(
             prompt_field=prompt_field,
             add_special_tokens=add_special_tokens,
-            last_tokens=last_tokens,
+            request_id=self.request_id or "",
+            kept=kept,
             model=self.model,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",

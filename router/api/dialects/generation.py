@@ -92,6 +92,8 @@ class GenerationEndpoint:
         asked, options, prompts, num_bytes, checksum = await self._read(data, tenant, timeout_s)
         del data
         held.become(num_bytes)
+        if asked.call.request_id and last is None and http.headers.get(REQUEST_ID_HEADER) is None:
+            shown_id, work_id = make_request_id(asked.call.request_id)
         call = self._call(asked, work_id, timeout_s, tenant, http)
         if last is not None:
             if not asked.stream:

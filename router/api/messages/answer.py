@@ -67,11 +67,12 @@ class MessageAnswer:
             yield from self._take(event)
         if piece.finish_reason is not None:
             yield from self._end_block()
-            stopped = piece.stop_string is not None and piece.finish_reason == "stop"
+            stop_string = piece.stop_reason if isinstance(piece.stop_reason, str) else None
+            stopped = stop_string is not None and piece.finish_reason == "stop"
             self._message.stop_reason = "stop_sequence" if stopped else STOP_REASONS[piece.finish_reason]
             if piece.finish_reason == "length" and self._room is not None:
                 self._message.stop_reason = "model_context_window_exceeded"
-            self._message.stop_sequence = piece.stop_string if stopped else None
+            self._message.stop_sequence = stop_string if stopped else None
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         message = self._message

@@ -11,7 +11,7 @@ from router.api.http.errors import ErrorBody, openai_form
 from router.api.openai.shown_prompt import NO_WISH, PromptWish, ShownPrompt
 from router.api.openai.types import GenerationBody
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Prompt
+from router.api.wishes.validation import Chat, Kept, Prompt
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -37,6 +37,14 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class Told(Struct, frozen=True):
+    """What a body says of how its answer is told."""
+
+    as_ids: bool = False  # the tokens of log-probabilities are told by their ids
+    reasoning: bool = True
+    begun: str = ""  # the message of a chat that the answer goes on from, where the answer shows it, too
+
+
 class Heading(Struct, frozen=True):
     """First fields of every answer and chunk."""
 
@@ -54,6 +62,7 @@ class Wanted(Struct, frozen=True):
     prompt_lengths: Sequence[int] = ()  # tokens of each; empty: the chunks of a stream tell no usage so far
     prompts: Sequence[Sequence[int]] = ()  # the token ids of each; empty: no token ids are told
     shown: Sequence[ShownPrompt] = ()  # one per choice; empty: prompts are not shown
+    told: Told = Told()
 
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
@@ -93,6 +102,7 @@ class _Form(Struct, frozen=True):
     token_ids: bool
     wish: PromptWish
     texts: Sequence[str | None]  # of the prompts; None: given as tokens, or a chat
+    told: Told
 
 
 class OpenAIDialect:
@@ -113,9 +123,10 @@ class OpenAIDialect:
         options, prompts = body.options(), body.prompts()
         whole = body.truncate_prompt_tokens is None
         texts = [prompt if isinstance(prompt, str) and whole else None for prompt in prompts]
-        form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts)
-        asked = body.asked(body.prompt_field, form, body.add_special_tokens is not False, body.truncate_prompt_tokens)
-        return asked, options, prompts
+        told = Told(bool(body.return_tokens_as_token_ids), body.with_reasoning, _begun(prompts) if body.echo else "")
+        form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts, told)
+        kept = Kept(body.truncate_prompt_tokens, body.truncation_side)
+        return body.asked(body.prompt_field, form, body.add_special_tokens is not False, kept), options, prompts
 
     def answer(self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]) -> Answer:
         created_s = requests[0].draw.created_s
@@ -125,19 +136,27 @@ class OpenAIDialect:
         prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []
         shown = [] if form.wish is NO_WISH else self._shown(form, requests)
         lengths = [len(request.prompt) for request in requests] if form.running_usage else []
-        wanted = Wanted(num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown)
+        wanted = Wanted(
+            num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown, form.told
+        )
         return self._answer(heading, self._frontend.tokenizer, wanted)
 
     def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
         """The prompts to show, one per choice."""
         return [
-            ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish)
+            ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish, form.told.as_ids)
             for request, text in zip(requests, form.texts, strict=True)
             for _ in request.sampling
         ]
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return openai_form(status, error, request_id)
+
+
+def _begun(prompts: Sequence[Prompt]) -> str:
+    """The message of the assistant that ends a chat; empty: there is none."""
+    last = prompts[0].messages[-1:] if isinstance(prompts[0], Chat) else ()
+    return "".join(str(message["content"]) for message in last if message["role"] == "assistant")
 
 
 def usage_of(finished: Finished) -> Usage:

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
-from router.api.openai.shown_prompt import Detail, JsonLists, finite
+from router.api.openai.shown_prompt import Detail, JsonLists, finite, naming
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
@@ -60,6 +60,7 @@ class Choice(Struct):
     message: Message
     logprobs: ChoiceLogprobs | None
     finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -87,6 +88,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -112,7 +114,7 @@ class ChatAnswer:
         self._choices = [
             Choice(
                 index=index,
-                message=Message(),
+                message=Message(wanted.told.begun),
                 logprobs=ChoiceLogprobs() if wanted.logprobs else None,
                 token_ids=[] if wanted.prompts else UNSET,
             )
@@ -144,17 +146,19 @@ class ChatAnswer:
             first = ChunkChoice(piece.index, Delta(role="assistant", content=""))
             yield self._chunk(first, UNSET if self._begun else self._prompt)
             self._begun.add(piece.index)
+            if self._wanted.told.begun:
+                yield self._chunk(ChunkChoice(piece.index, Delta(content=self._wanted.told.begun)))
         self._usage_so_far.add(piece)
         self._count(piece)
         logprobs = self._logprobs(piece) if self._wanted.logprobs else None
         token_ids = piece.token_ids if self._wanted.prompts else UNSET
-        for delta in filter(None, map(_delta, piece.events)):
+        for delta in filter(None, map(_delta, self._shown(piece))):
             yield self._chunk(ChunkChoice(piece.index, delta, logprobs, token_ids=token_ids))
             logprobs, token_ids = None, UNSET
         if (logprobs and logprobs.content) or token_ids:
             yield self._chunk(ChunkChoice(piece.index, Delta(), logprobs, token_ids=token_ids))
         if piece.finish_reason is not None:
-            yield self._chunk(ChunkChoice(piece.index, Delta(), finish_reason=piece.finish_reason))
+            yield self._chunk(ChunkChoice(piece.index, Delta(), None, piece.finish_reason, piece.stop_reason))
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
@@ -167,11 +171,11 @@ class ChatAnswer:
     def add(self, piece: Piece) -> None:
         choice = self._choices[piece.index]
         self._count(piece)
-        for event in piece.events:
+        for event in self._shown(piece):
             _add(choice.message, event)
-        choice.finish_reason = piece.finish_reason
+        choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         if choice.logprobs is not None:
-            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece))
+            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece, self._wanted.told.as_ids))
         if choice.token_ids is not UNSET:
             choice.token_ids += piece.token_ids
 
@@ -192,6 +196,9 @@ class ChatAnswer:
             prompt_logprobs=UNSET if lists is None else lists.whole("prompt_logprobs"),
         )
 
+    def _shown(self, piece: Piece) -> Iterator[Event]:
+        return (event for event in piece.events if self._wanted.told.reasoning or not isinstance(event, Reasoning))
+
     def _count(self, piece: Piece) -> None:
         if piece.parsed is not None:
             self._reasoning_tokens = (self._reasoning_tokens or 0) + piece.reasoning_tokens
@@ -208,14 +215,15 @@ class ChatAnswer:
         return ChatChunk(heading.id, heading.created, heading.model, [choice], usage, prompt_token_ids=prompt)
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
-        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece))
+        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece, self._wanted.told.as_ids))
 
 
-def token_logprobs(tokenizer: Tokenizer, piece: Piece) -> list[TokenLogprob]:
-    """Returns one per token, if the request asks for them."""
+def token_logprobs(tokenizer: Tokenizer, piece: Piece, as_ids: bool = False) -> list[TokenLogprob]:
+    """Returns one per token, if the request asks for them. `as_ids`: see naming."""
+    name_of = naming(tokenizer, as_ids)
 
     def spelled(token_id: int, logprob: float) -> TopLogprob:
-        token = tokenizer.token_bytes(token_id)
+        token = name_of(token_id).encode() if as_ids else tokenizer.token_bytes(token_id)
         return TopLogprob(token.decode("utf-8", "replace"), finite(logprob), list(token))
 
     def one(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import Heading, RunningUsage, Usage, Wanted, usage_of
-from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, ShownPrompt, by_text, finite
+from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, NameOf, ShownPrompt, by_name, finite, naming
 from router.requests.request import Finished, Piece
 from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
@@ -22,6 +22,7 @@ class Choice(Struct):
     text: str = ""
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk of a choice
     prompt_logprobs: list[Mapping[int, Detail] | None] | UnsetType = UNSET  # vLLM's
@@ -54,7 +55,8 @@ class CompletionAnswer:
             for index in indices
         ]
         self._lists = [JsonLists() for _ in indices]  # log-probabilities of each choice, with its prompt's
-        self._writers = [_LogprobWriter(tokenizer) if wanted.logprobs else None for _ in indices]
+        name_of = naming(tokenizer, wanted.told.as_ids)
+        self._writers = [_LogprobWriter(tokenizer, name_of) if wanted.logprobs else None for _ in indices]
         self._prompts = {index: _Prompt(shown) for index, shown in enumerate(wanted.shown)}  # by choice
         self._begun: set[int] = set()
 
@@ -100,7 +102,7 @@ class CompletionAnswer:
     def add(self, piece: Piece) -> None:
         choice, more = self._choices[piece.index], self._choice(piece)
         choice.text += more.text
-        choice.finish_reason = more.finish_reason
+        choice.finish_reason, choice.stop_reason = more.finish_reason, more.stop_reason
         self._add_logprobs(piece.index, more.logprobs)
         if choice.token_ids is not UNSET:
             choice.token_ids += more.token_ids or ()
@@ -136,7 +138,7 @@ class CompletionAnswer:
         else:
             writer = self._writers[piece.index]
             logprobs = None if writer is None else writer.write(piece)
-            choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason)
+            choice = Choice(piece.index, piece.text, logprobs, piece.finish_reason, piece.stop_reason)
             token_ids = piece.token_ids
             self._usage_so_far.add(piece)
         if self._wanted.prompts:
@@ -169,8 +171,8 @@ class _Prompt:
 class _LogprobWriter:
     """Knows where in the text of a choice each token begins; tokens of one split character begin at the same place."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, name_of: NameOf) -> None:
+        self._name_of = name_of
         self._detokenizer: Detokenizer = make_detokenizer(tokenizer)
         self.offset = 0
 
@@ -178,9 +180,9 @@ class _LogprobWriter:
         written = Logprobs()
         if piece.logprobs:
             for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
-                written.tokens.append(self._tokenizer.token_text(token_id))
+                written.tokens.append(self._name_of(token_id))
                 written.token_logprobs.append(finite(logprobs.logprob))
-                top = by_text(self._tokenizer, logprobs.top, token_id, logprobs.logprob)
+                top = by_name(self._name_of, logprobs.top, token_id, logprobs.logprob)
                 written.top_logprobs.append(top)
                 written.text_offset.append(self.offset)
                 self.offset += len(self._detokenizer.push((token_id,)))

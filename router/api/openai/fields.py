@@ -31,6 +31,11 @@ WITHOUT_EFFECT = (
     "safety_identifier",
     "parallel_tool_calls",
     "spaces_between_special_tokens",
+    "session_id",
+    "stream_interval",
+    "return_token_offsets",
+    "mm_payload",
+    "return_mm_kwargs",
 )
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
@@ -45,6 +50,17 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
+    "chat_template": (),
+    "prompt_embeds": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "logprob_token_ids": ([],),
+    "repetition_detection": (),
+    "return_prompt_text": (False,),
+    "routed_experts_prompt_start": (0,),
+    "watermarking": (True,),
 }
 """Fields that are known and not served -> the values that change nothing, besides null."""
 

@@ -3,7 +3,7 @@
 The parts are small, and making one takes a few ms at most: a prompt may have a hundred thousand tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,11 +25,19 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], token_id: int, logprob: float) -> dict[str, float]:
-    """Text of a token -> its log-probability, as the API has it; the token itself is always among them."""
+NameOf = Callable[[int], str]
+"""What a token is called beside its log-probability: its text, or its id."""
+
+
+def naming(tokenizer: Tokenizer, as_ids: bool) -> NameOf:
+    return "token_id:{}".format if as_ids else tokenizer.token_text
+
+
+def by_name(name_of: NameOf, top: Sequence[tuple[int, float]], token_id: int, logprob: float) -> dict[str, float]:
+    """Name of a token -> its log-probability, as the API has it; the token itself is always among them."""
     told: dict[str, float] = {}
     for other_id, value in (*top, (token_id, logprob)):
-        told.setdefault(tokenizer.token_text(other_id), finite(value))
+        told.setdefault(name_of(other_id), finite(value))
     return told
 
 
@@ -72,11 +80,19 @@ class Part(Struct):
 
 
 class ShownPrompt:
-    def __init__(self, tokenizer: Tokenizer, tokens: NDArray[np.uint32], text: str | None, wish: PromptWish) -> None:
-        """`text`: the caller's own; None: the tokens are all that the caller gave."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tokens: NDArray[np.uint32],
+        text: str | None,
+        wish: PromptWish,
+        as_ids: bool = False,
+    ) -> None:
+        """`text`: the caller's own; None: the tokens are all that the caller gave. `as_ids`: see naming."""
         self.wish = wish
         self.num_chars = 0  # of what was shown
         self._tokenizer = tokenizer
+        self._name_of = naming(tokenizer, as_ids)
         self._tokens = tokens
         self._text = text if wish.echo else None
 
@@ -109,11 +125,11 @@ class ShownPrompt:
 
     def _add(self, part: Part, row: Row, offset: int) -> None:
         if (told := part.logprobs) is not None:
-            told.tokens.append(self._tokenizer.token_text(row.token_id))
+            told.tokens.append(self._name_of(row.token_id))
             told.token_logprobs.append(None if row.logprob is None else finite(row.logprob))
             top = row.top[: self.wish.logprobs]
             told.top_logprobs.append(
-                None if row.logprob is None else by_text(self._tokenizer, top, row.token_id, row.logprob)
+                None if row.logprob is None else by_name(self._name_of, top, row.token_id, row.logprob)
             )
             told.text_offset.append(offset)
         if self.wish.details is not None:

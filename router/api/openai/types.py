@@ -4,7 +4,7 @@ The sampling parameters are the fields of SamplingParams: OpenAI's, and extensio
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from msgspec import Raw, Struct
 
@@ -22,7 +22,7 @@ from router.api.wishes.template_variables import (
     verbosity_variables,
 )
 from router.api.wishes.tools import tool_use
-from router.api.wishes.validation import MAX_MESSAGES, MIXTURE, Chat, Prompt, check_thinking
+from router.api.wishes.validation import MAX_MESSAGES, MIXTURE, UNLIMITED, Chat, Prompt, check_thinking
 from router.text.chat_template import Ending, Message
 from runtime.errors import InvalidRequestError
 
@@ -49,7 +49,9 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
     n: int | None = None
     return_token_ids: bool | None = None  # as in vLLM, as is the next one
     add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     skip_special_tokens: bool | None = None  # in the answer
     include_stop_str_in_output: bool | None = None
     prompt_cache_retention: Name | None = None  # OpenAI's, as is the next one
@@ -64,6 +66,11 @@ class GenerationBody(NamedFields, frozen=True, kw_only=True):
         """Every chunk of a stream tells the usage of its choice so far."""
         options = self.stream_options
         return options is not None and self.include_usage and bool(options.continuous_usage_stats)
+
+    @property
+    def with_reasoning(self) -> bool:
+        """The answer shows it."""
+        return True
 
     def prompts(self) -> Sequence[Prompt]:
         """One or more. Raises InvalidRequestError."""
@@ -120,9 +127,14 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     verbosity: Name | None = None  # goes to the chat template
     prompt_cache_options: CacheOptions | None = None
     thinking_token_budget: int | None = None  # as in vLLM, as are the next ones
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Raw = ABSENT  # for the chat template
+
+    @property
+    def with_reasoning(self) -> bool:
+        return self.include_reasoning is not False
 
     def keeps_s(self) -> Iterable[float]:
         yield from openai_keeps_s(self.prompt_cache_retention, self.prompt_cache_key, self.prompt_cache_options)
@@ -130,8 +142,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
             yield from message.keeps_s(f"messages[{i}]")
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
-        if self.echo:
-            raise InvalidRequestError("echo", "is not supported for chats; /v1/completions has it")
         if self.add_special_tokens:
             raise InvalidRequestError("add_special_tokens", "cannot be true: a chat has those of its template")
         names = {"logprobs": "top_logprobs"}
@@ -178,9 +188,11 @@ def plain_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], int]
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """/v1/completions"""
 
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {**NOT_SERVED, "thinking_token_budget": (UNLIMITED,)}
     default_max_tokens: ClassVar[int] = 16
 
     prompt: str | list[str | int | list[int]]
+    thinking_token_budget: int | None = None
 
     def adapt(self, given: dict[str, Any]) -> Mapping[str, str]:
         given.setdefault("max_tokens", self.default_max_tokens)

@@ -134,6 +134,6 @@ def merged(pieces: Sequence[Piece]) -> Piece:
         last.finish_reason,
         [logprobs for piece in pieces for logprobs in piece.logprobs],
         Parsed(joined([event for one in parsed for event in one.events]), thought) if parsed else None,
-        last.stop_string,
+        last.stop_reason,
         pieces[0].prompt_logprobs,
     )

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ LOWEST_PRIORITY = -(2**31)
 MAX_SALT_CHARS = 256
 MIXTURE = "must be a string, token ids, or a list of either, not a mixture"
 MAX_TIMEOUT_S = 86400.0
+UNLIMITED = -1  # a budget for reasoning
 MAX_MESSAGES = 4096
 TRUNCATE = "truncate_prompt_tokens"
 LONGEST = -1  # its value for as many tokens as fit
@@ -75,13 +76,24 @@ class Chat(Struct, frozen=True):
 Prompt = str | Chat | Sequence[int]
 
 
+class Kept(Struct, frozen=True):
+    """The tokens of a prompt that are kept. `number` LONGEST: as many as fit; None: all. They are the last ones; `side`
+    names the side where they are cut, and without it a text keeps the special tokens before it."""
+
+    number: int | None = None
+    side: Literal["left", "right"] | None = None
+
+
+ALL_TOKENS = Kept()
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """What a request says beside its prompt and its options."""
 
     request_id: str = ""  # see make_request_id
     prompt_field: str = "prompt"  # the caller's name of the prompt
     add_special_tokens: bool = True  # to a prompt that is a text, as training had it
-    last_tokens: int | None = None  # so many of the prompt are kept, its last ones; LONGEST: as many as fit; None: all
+    kept: Kept = ALL_TOKENS
     model: str | None = None
     priority: int = 0
     caller: Caller = ANYONE
@@ -111,8 +123,8 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         sampling = await _with_spelled(frontend, sampling, options.name_of("bad_words"), deadline_s)
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families)
-    last = _last_tokens(call, options, limits)
-    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, last)
+    kept = _kept(call.kept, options, limits)
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, kept)
     given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
     parsing, grammar = None, given
     if isinstance(prompt, Chat) and use is not None:
@@ -210,6 +222,8 @@ def _check_priority(call: Call, default: int) -> None:
 
 def check_thinking(name: str, budget: int | None) -> int | None:
     """Raises InvalidRequestError."""
+    if budget == UNLIMITED:
+        return None
     if budget is not None and budget < 1:
         problem = f"is {budget}, must be at least 1; the chat template's enable_thinking switches thinking off"
         raise InvalidRequestError(name, problem)
@@ -255,15 +269,21 @@ async def tokenize(
     name: str,
     deadline_s: float | None = None,
     add_special_tokens: bool = True,
-    last_tokens: int | None = None,
+    kept: Kept = ALL_TOKENS,
 ) -> TokenIds:
     """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it;
-    `last_tokens`: so many are kept, the last ones. Raises InvalidRequestError, and what the side lane raises."""
+    `kept`: a number, or all. Raises InvalidRequestError, and what the side lane raises."""
     limits = frontend.generator.limits()
-    if last_tokens is None:
+    if kept.number is None:
         return await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)
     limits = Limits(CUT_TIMES * limits.longest)
-    return (await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits))[-last_tokens:]
+    tokens = await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)
+    if kept.side == "right":
+        return tokens[: kept.number]
+    special = frontend.tokenizer.encode("") if isinstance(prompt, str) and add_special_tokens else tokens[:0]
+    if kept.side is not None or not 0 < len(special) < kept.number < len(tokens):
+        return tokens[-kept.number :]
+    return np.concatenate([special, tokens[len(special) - kept.number :]])
 
 
 async def _tokenize(
@@ -338,17 +358,15 @@ def _check_length(
     return max_tokens
 
 
-def _last_tokens(call: Call, options: Options, limits: Limits) -> int | None:
-    """The number of tokens that are kept of a prompt; None: all. Raises InvalidRequestError."""
-    if call.last_tokens is None:
-        return None
-    if call.last_tokens == LONGEST:
+def _kept(kept: Kept, options: Options, limits: Limits) -> Kept:
+    """As a number of tokens, or all. Raises InvalidRequestError."""
+    if kept.number == LONGEST:
         max_tokens: int = options.given.get("max_tokens", 1)
-        return max(1, limits.longest - max(1, max_tokens))
-    if not call.last_tokens:
+        return Kept(max(1, limits.longest - max(1, max_tokens)), kept.side)
+    if kept.number == 0:
         raise InvalidRequestError(TRUNCATE, "is 0, must be at least 1, or -1 for as many tokens as fit")
-    check_range(TRUNCATE, call.last_tokens, LONGEST, limits.longest - 1)
-    return call.last_tokens
+    check_range(TRUNCATE, kept.number, LONGEST, limits.longest - 1)
+    return kept
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:

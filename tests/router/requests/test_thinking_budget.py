@@ -113,7 +113,7 @@ def test_forced_tokens_have_logprobs_where_the_others_do(tokenizer: Tokenizer, e
 def test_a_stop_string_in_the_end_of_the_reasoning_stops(tokenizer: Tokenizer, end: tuple[int, ...]) -> None:
     answer = Answer(tokenizer, thinking(100, end, stop=("</think>",)), 0)
     piece = answer.take(PROMPT[:6], [], None, None)
-    assert (piece.finish_reason, piece.stop_string) == ("stop", "</think>")
+    assert (piece.finish_reason, piece.stop_reason) == ("stop", "</think>")
     assert not answer.turned
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
@@ -8,12 +9,14 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from router.api.dialects.json_body import decode_body
+from router.api.openai.fields import NOT_SERVED
 from router.api.openai.shown_prompt import PromptWish
 from router.api.openai.types import ChatBody, CompletionBody, GenerationBody
 from router.api.responses.fields import ResponsesBody
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import IN_PLACE_BYTES, MAX_VALUES, Chat, Prompt
 from runtime.errors import InvalidRequestError
+from tests.test_packaging import ROOT
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -67,6 +70,12 @@ def test_fields_that_would_change_the_answer_and_are_not_served_are_refused_by_b
         error = refused(kind, body | {field: ["x"]})
         assert (error.field, error.problem) == (field, "is not supported; leave it out")
         read_body(json.dumps(body | {field: None}).encode(), kind)
+
+
+def test_the_page_names_what_is_not_served() -> None:
+    rows = (ROOT / "docs" / "vllm.md").read_text().splitlines()
+    (row,) = (row for row in rows if row.endswith("| not served, unless the value changes nothing |"))
+    assert re.findall("`([^`]+)`", row) == sorted(NOT_SERVED)
 
 
 def test_fields_that_change_nothing_are_taken() -> None:
@@ -128,8 +137,7 @@ def test_a_refusal_in_the_history_is_a_text_of_the_assistant() -> None:
             prompts(role, part)
 
 
-def test_an_echo_is_for_completions() -> None:
-    assert refused(ChatBody, {"messages": [USER], "echo": True}).field == "echo"
+def test_an_echo_asks_for_log_probabilities_of_the_prompt() -> None:
     body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "prompt_logprobs": 5}', CompletionBody)
     assert options.given["prompt_logprobs"] == 5
     assert body.wish() == PromptWish(echo=True, logprobs=2, details=5)

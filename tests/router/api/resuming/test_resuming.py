@@ -163,7 +163,7 @@ def _listed(told: Any) -> list[Any]:
 
 def _split(data: dict[str, Any]) -> Iterator[str]:
     choice = (data.get("choices") or [{}])[0]
-    finish = choice.pop("finish_reason", None)
+    finish, reason = choice.pop("finish_reason", None), choice.pop("stop_reason", None)
     for holder, name in _texts(data):
         text, holder[name] = holder[name], ""
         yield from [f"{json.dumps(data, sort_keys=True)} {sign}" for sign in text]
@@ -175,7 +175,7 @@ def _split(data: dict[str, Any]) -> Iterator[str]:
         if not finish:
             yield json.dumps(data, sort_keys=True)
     if finish:
-        yield f"{json.dumps(data, sort_keys=True)} finish {finish}"
+        yield f"{json.dumps(data, sort_keys=True)} finish {finish} {reason}"
 
 
 def _texts(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

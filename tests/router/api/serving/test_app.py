@@ -262,6 +262,49 @@ async def test_stop_strings_never_show_even_in_part(http: httpx.AsyncClient) -> 
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_what_ended_an_answer_is_told(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
+    last = generator.answers[0][-1]
+    for options, reason in (({"stop": ["she", " 42"]}, " 42"), ({"stop_token_ids": [last]}, last), ({}, None)):
+        (choice,) = (await http.post("/v1/chat/completions", json=CHAT | options)).json()["choices"]
+        assert (choice["finish_reason"], choice.get("stop_reason")) == ("stop", reason)
+        *_, chunk, _ = await events(http, "/v1/completions", COMPLETION | {"max_tokens": 99} | options)
+        assert chunk["choices"][0].get("stop_reason") == reason
+
+
+async def test_tokens_of_log_probabilities_are_told_by_their_ids_for_who_wants_it(
+    http: httpx.AsyncClient, generator: ScriptedGenerator
+) -> None:
+    names = [f"token_id:{token_id}" for token_id in generator.answers[0]]
+    as_ids = {"return_tokens_as_token_ids": True, "max_tokens": 99}
+    told = (await http.post("/v1/completions", json=COMPLETION | as_ids | {"logprobs": 1})).json()["choices"][0]
+    assert told["logprobs"]["tokens"] == names
+    assert all(name in top for name, top in zip(names, told["logprobs"]["top_logprobs"], strict=True))
+    told = (await http.post("/v1/chat/completions", json=CHAT | as_ids | {"logprobs": True})).json()["choices"][0]
+    assert [(one["token"], bytes(one["bytes"]).decode()) for one in told["logprobs"]["content"]] == [
+        (name, name) for name in names
+    ]
+
+
+async def test_an_echo_of_a_chat_begins_with_the_message_that_goes_on(http: httpx.AsyncClient) -> None:
+    messages = [*USER, {"role": "assistant", "content": "So: "}]
+    goes_on = {"messages": messages, "continue_final_message": True, "echo": True}
+    answer = (await http.post("/v1/chat/completions", json=CHAT | goes_on)).json()
+    assert answer["choices"][0]["message"]["content"] == f"So: {TEXT}"
+    chunks = await events(http, "/v1/chat/completions", CHAT | goes_on)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == f"So: {TEXT}"
+    answer = (await http.post("/v1/chat/completions", json=CHAT | {"echo": True})).json()
+    assert answer["choices"][0]["message"]["content"] == TEXT
+
+
+async def test_a_request_id_may_stand_in_the_body(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
+    answer = await http.post("/v1/completions", json=COMPLETION | {"request_id": "mine"})
+    assert (answer.json()["id"], answer.headers["x-request-id"]) == ("cmpl-mine", "mine")
+    headers = {"x-request-id": "theirs"}
+    answer = await http.post("/v1/completions", json=COMPLETION | {"request_id": "mine"}, headers=headers)
+    assert answer.json()["id"] == "cmpl-theirs"
+    assert generator.requests[-1].request_id.startswith("theirs-")
+
+
 async def test_request_ids_are_echoed_or_made(http: httpx.AsyncClient, generator: ScriptedGenerator) -> None:
     for stream in (False, True):
         answer = await http.post(

@@ -15,7 +15,7 @@ from baton_proto.sampling import MAX_SEED, PARAMETERS
 from baton_proto.worker import NO_HINT, CacheHint
 from router.api.grpc.messages import options_of
 from router.api.wishes.sampling_options import Options, chosen_defaults, model_defaults
-from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Prompt, make_request_id, validate
+from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Kept, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
 from runtime.blocks.block_hash import SEED
@@ -271,10 +271,29 @@ async def test_the_last_tokens_of_a_prompt_are_kept_where_they_are_asked_for(fro
     whole = frontend.tokenizer.encode(text).tolist(), tokens, frontend.tokenizer.chat(asked).tolist()
     for prompt, all_of_it in zip((text, tokens, Chat(asked)), whole, strict=True):
         for last, given, kept in ((7, {}, 7), (99, {}, 99), (-1, {}, 99), (-1, {"max_tokens": 30}, 70)):
-            request = await check(frontend, prompt, replace(CALL, last_tokens=last), **given)
+            request = await check(frontend, prompt, replace(CALL, kept=Kept(last)), **given)
             assert request.prompt.tolist() == all_of_it[-kept:]
-    short = await check(frontend, "Hello", replace(CALL, last_tokens=50))
+        request = await check(frontend, prompt, replace(CALL, kept=Kept(7, "right")))
+        assert request.prompt.tolist() == all_of_it[:7]
+    short = await check(frontend, "Hello", replace(CALL, kept=Kept(50)))
     assert short.prompt.tolist() == frontend.tokenizer.encode("Hello").tolist()
+
+
+async def test_a_text_that_is_cut_keeps_the_tokens_that_training_has_before_it(tmp_path: Path) -> None:
+    """Unless the side is named where it is cut: so does vLLM, whose tokenizer cuts in the one case, and it the list of
+    tokens in the other."""
+    folder = write_tiny_model(tmp_path)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    first = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    template: dict[str, Any] = {"type": "TemplateProcessing", "single": [*first], "pair": [*first]}
+    described["post_processor"] = template | {"special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(folder)))
+    whole = frontend.tokenizer.encode("One two three four five").tolist()
+    assert (whole[0], len(whole) > 6) == (1, True)
+    for kept, expected in ((Kept(4), [1, *whole[-3:]]), (Kept(4, "left"), whole[-4:]), (Kept(4, "right"), whole[:4])):
+        request = await check(frontend, "One two three four five", replace(CALL, kept=kept))
+        assert request.prompt.tolist() == expected
 
 
 LAST = [(0, "is 0, must be at least 1, or -1"), (-2, "is -2, must be at least -1"), (100, "is 100, must .* at most 99")]
@@ -284,13 +303,13 @@ LAST = [(0, "is 0, must be at least 1, or -1"), (-2, "is -2, must be at least -1
 async def test_how_many_last_tokens_are_kept_is_bounded(frontend: Frontend, last: int, problem: str) -> None:
     with_limits(frontend, 100)
     with pytest.raises(InvalidRequestError, match=f"truncate_prompt_tokens: {problem}"):
-        await check(frontend, "Hello", replace(CALL, last_tokens=last))
+        await check(frontend, "Hello", replace(CALL, kept=Kept(last)))
 
 
 async def test_a_prompt_of_many_times_what_fits_is_refused_before_it_is_cut(frontend: Frontend) -> None:
     with_limits(frontend, 100)
     with pytest.raises(ContextLengthError, match="has 400 tokens"):
-        await check(frontend, [5] * 400, replace(CALL, last_tokens=1))
+        await check(frontend, [5] * 400, replace(CALL, kept=Kept(1)))
 
 
 @pytest.mark.parametrize("priority", [-(2**31) - 1, 1, 2**31])
