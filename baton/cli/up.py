@@ -171,7 +171,7 @@ async def _in_foreground(
         tell(f"{line}; once more to end it now" if event == "draining" else line, event=event, **fields)
 
     first = reread()
-    run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more, options=flags)
+    run = ServiceRun(config, LocalLauncher(config, log_dir), tell_more, options=absolute(flags))
 
     def renew() -> None:
         """Takes of the configuration what may change while the service runs."""

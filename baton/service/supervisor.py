@@ -140,7 +140,7 @@ class Supervisor:
         """Returns when the routers use the workers of the process, or the workers the router. Raises as `add_worker`
         does."""
         await self._start(launch)
-        await self.until_used(launch.workers or self.serving())
+        await self.until_used(launch.workers or self.own_serving())
 
     def comes_back(self, name: str) -> bool:
         """Whether a process that has ended is one that `start_again` starts."""
@@ -153,7 +153,11 @@ class Supervisor:
             await self._start_nats(self.ready[NATS].addresses)
             return
         await self._start(self.launches.router(name, self.ready[name].addresses))
-        await self.until_used(name for name in self.serving() if self.config.external_worker(name) is None)
+        await self.until_used(self.own_serving())
+
+    def own_serving(self) -> list[str]:
+        """Without external workers, which may be away. Raises as `serving` does."""
+        return [name for name in self.serving() if self.children.engine(name) is not None]
 
     def serving(self) -> list[str]:
         """The workers but for those that say why they do not serve yet. Raises ProcessFailedError when no decode worker

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from baton.service.launcher import Launch
+from baton.service.local_launcher import LocalLauncher
 from runtime.calls.router import Client
 from runtime.security.keys import OPERATOR_KEY_VARIABLE
 from runtime.security.secret import Secret
@@ -86,6 +88,18 @@ async def test_configuration_changes_back_and_forth_under_load() -> None:
             assert [row["process"] for row in rows] == ["supervisor", "supervisor", "1 decode"]
         assert len({tokens for prompt, tokens in load.answers if prompt == tuple(PROMPTS[0])}) == 1
         assert not task.done()
+
+
+class NoRoom(LocalLauncher):
+    async def has_room(self, launch: Launch) -> bool:
+        return False
+
+
+async def test_without_room_for_one_more_an_old_worker_ends_first() -> None:
+    async with running(NoRoom, **PAIR | {"workers": PAIR["workers"] | {"decode": 2}}) as (told, _):
+        async with loaded(told):
+            await rolled_out(told, "--set", "engine.max_running=32")
+        assert [*await processes(told)] == ["decode-3", "decode-4", "prefill-2", "router-1"]
 
 
 async def test_weights_change_and_each_answer_is_wholly_of_one_model(tmp_path: Path) -> None:

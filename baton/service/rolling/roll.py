@@ -53,7 +53,7 @@ class _Roll:
             await self._end(name)
         await self._replace_workers()
         await self._replace_routers()
-        await self._supervisor.until_used(self._supervisor.serving())
+        await self._supervisor.until_used(self._supervisor.own_serving())
         self._supervisor.set_log_level(self._supervisor.config.logging.level)
         self._supervisor.reopen_logs()
 

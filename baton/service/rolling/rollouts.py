@@ -36,6 +36,7 @@ from baton_proto.rollout import (
     encode,
 )
 from runtime.checkpoint.served_model import served_model
+from runtime.config.paths import absolute
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.end_task import end_tasks
 from runtime.errors import BatonError, ConfigError, InvalidRequestError
@@ -104,7 +105,7 @@ class Rollouts:
     def _view(self, asked: ShowService) -> ServiceView:
         supervisor = self._supervisor
         engine = msgspec.structs.replace(supervisor.config.engine, cache_salt=None)  # a secret
-        running = msgspec.to_builtins(msgspec.structs.replace(supervisor.config, engine=engine))
+        running = absolute(msgspec.to_builtins(msgspec.structs.replace(supervisor.config, engine=engine)))
         code = self._first.of(supervisor.generation).code
         news = self._news[asked.seen :]
         return ServiceView(

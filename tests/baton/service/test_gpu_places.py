@@ -60,3 +60,15 @@ def test_a_place_that_was_given_back_is_taken_before_one_in_use() -> None:
     places.give_back(first)
     assert places.next() == first
     GpuPlaces([], workers=[1]).give_back({})
+
+
+def test_there_is_room_while_a_gpu_has_fewer_workers_than_share_one() -> None:
+    places = GpuPlaces(["0", "1"], workers=[1, 1, 1])
+    first = places.next()
+    assert places.has_room(2)
+    places.next(), places.next(2)
+    assert (places.share, places.has_room(1), places.has_room(0)) == (2, False, True)
+    places.give_back(first)
+    assert places.has_room(1)
+    assert not places.has_room(2)
+    assert GpuPlaces([], workers=[1]).has_room(1)
