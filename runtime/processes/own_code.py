@@ -3,12 +3,16 @@
 import functools
 import hashlib
 import importlib.metadata
+import os
+import stat
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from baton_proto.rollout import Code
+from runtime.errors import ConfigError
+from runtime.own_files import ROOT
 
 PACKAGES: Final = (
     *("baton", "baton_proto", "decode_worker", "engine", "kvtransfer", "planner", "prefill_worker", "router"),
@@ -32,6 +36,18 @@ def own_code() -> Code:
             digest.update(f"{name}/{path.relative_to(folder)}\0".encode())
             digest.update(path.read_bytes())
     return Code(f"{_number()}-{digest.hexdigest()}", sys.executable, tuple(folders))
+
+
+def check_code(code: Code) -> None:
+    """Raises ConfigError for an installation that is not here, or that another user may have written: its processes
+    have our keys."""
+    for path in map(Path, (code.python, *code.paths)):
+        try:
+            about = path.stat()
+        except OSError as error:
+            raise ConfigError("code", f"{path}: {error.strerror or error}: install it here at the same path") from error
+        if about.st_uid not in (ROOT, os.geteuid()) or about.st_mode & stat.S_IWOTH:
+            raise ConfigError("code", f"{path}: others may have written it: chmod o-w, or install it as this user")
 
 
 def _number() -> str:

@@ -42,7 +42,7 @@ from runtime.end_task import end_tasks
 from runtime.errors import BatonError, ConfigError, InvalidRequestError
 from runtime.nats.client import connect
 from runtime.nats.subjects import supervisor_subject
-from runtime.processes.own_code import own_code
+from runtime.processes.own_code import check_code, own_code
 from runtime.security.proven_orders import ProvenOrders
 
 UNDER_WAY: Final = "a roll-out is under way"
@@ -144,6 +144,8 @@ class Rollouts:
         else:
             after = self._wanted(order)
             code = None if order.code.version == self._first.code.version else order.code
+            if code is not None:
+                check_code(code)
         return after, Generation(now.number + 1, code, _weights(after), Former(config, now.code))
 
     def _wanted(self, order: Rollout) -> ServingConfig:
