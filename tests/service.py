@@ -76,8 +76,9 @@ class Service:
     @property
     def nats(self) -> NatsServer:
         """To stop and start it again in mid-test."""
-        assert isinstance(self.supervisor.nats, NatsServer)
-        return self.supervisor.nats
+        (server,) = self.supervisor.nats.values()
+        assert isinstance(server, NatsServer)
+        return server
 
     async def connect_nats(self, name: str) -> NatsClient:
         """As one of the service's own processes."""
@@ -116,8 +117,7 @@ class Service:
 
     def note_pids(self) -> None:
         own = {child.pid for child in self.supervisor.children.values() if child.pid}
-        if self.supervisor.nats is not None and self.supervisor.nats.alive:
-            own.add(self.supervisor.nats.pid)
+        own |= {server.pid for server in self.supervisor.nats.values() if server.alive}
         for pid in own:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.pids |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}

@@ -25,7 +25,7 @@ from runtime.own_files import SEEN, is_own, open_folder
 from runtime.processes.owned_folder import OwnedFolder, living, write_private
 from runtime.security.cluster_key import ClusterKey, TlsMode
 from runtime.security.keys import CLUSTER_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, Keys
-from runtime.security.nats_login import TLS_SCHEME, find_login, split_url
+from runtime.security.nats_login import TLS_SCHEME, each_url, find_login, split_url
 from runtime.security.secret import MIN_LENGTH, Secret, parse_secrets
 
 SERVICE_FLAG = "--service"
@@ -135,7 +135,7 @@ def choose_run(name: str | None, flag: str = SERVICE_FLAG) -> Run | None:
 def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ) -> Keys:
     """The keys of a command without a configuration: from variables, or from the service at that NATS server. Raises
     ConfigError."""
-    there = [run for run in runs() if run.file.nats and _place(run.file.nats) == _place(url)]
+    there = [run for run in runs() if run.file.nats and _places(run.file.nats) & _places(url)]
     run = next((run for run in there if run.file.namespace == namespace), None)
     key = environ.get(CLUSTER_KEY_VARIABLE) or (run and run.key(CLUSTER_KEY))
     mode: TlsMode = "auto" if urlsplit(url).scheme == TLS_SCHEME else "off"
@@ -178,6 +178,10 @@ def _folders() -> Iterator[Path]:
         yield Path(runtime) / "baton"
     with contextlib.suppress(RuntimeError):  # no home folder
         yield Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
+
+
+def _places(urls: str) -> set[tuple[str, int] | None]:
+    return {_place(url) for url in each_url(urls)}
 
 
 def _place(url: str) -> tuple[str, int] | None:

@@ -31,7 +31,11 @@ def build_process(
     if launch.module == NATS:
         login = load_keys(config, launch.keys).nats
         port = _port(launch.addresses[NATS]) if launch.addresses else 0
-        return NatsServer(port, config.nats.store_dir or folder / "nats", nats_host, log_file, login, folder)
+        store = Path(config.nats.store_dir or folder / NATS)
+        store = store / launch.name if launch.routes else store
+        others = (route for name, route in launch.routes.items() if name != launch.name)
+        routes = [launch.routes[launch.name], *others] if launch.routes else []
+        return NatsServer(port, store, nats_host, log_file, login, folder, routes, launch.name)
     code = launch.generation.code
     python = None if code is None else Path(code.python)
     if code is not None:

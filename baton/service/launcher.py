@@ -1,5 +1,6 @@
 """What a supervisor asks of the place where its processes run: this machine, or a Ray cluster."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Launch(Struct, frozen=True):
     keys: dict[str, str] = {}  # secret variables of its environment
     addresses: dict[str, str] = {}  # where one that it replaces was to be reached: it takes the same ports
     generation: Generation = Generation()
+    routes: dict[str, str] = {}  # HOST:PORT where each NATS server of a cluster listens for the others, by name
 
     def __repr__(self) -> str:
         return f"Launch({self.name})"
@@ -67,6 +69,10 @@ class Launcher(Protocol):
 
     def here(self, config: ServingConfig) -> ServingConfig:
         """The configuration for what runs in the supervisor's own process: with the address to listen on."""
+
+    async def route(self, others: Collection[str], before: str = "") -> str:
+        """HOST:PORT for one more NATS server, which joins those at `others`: where it was `before` while that machine
+        is there, or else on the machine that has the fewest of them."""
 
     def process(self, launch: Launch) -> Process:
         """A process that is not started yet."""

@@ -28,8 +28,8 @@ class Launches:
     children: Children
     generation: Generation = field(default_factory=Generation)
 
-    def nats(self) -> Launch:
-        return Launch(NATS, NATS, self.config, keys=self.keys)
+    def nats(self, name: str, routes: dict[str, str]) -> Launch:
+        return Launch(name, NATS, self.config, keys=self.keys, routes=routes)
 
     def router(self, name: str | None = None, addresses: Mapping[str, str] | None = None) -> Launch:
         """`name` None: a new one. `addresses`: those of the routers, whose ports it takes or shares."""
@@ -108,12 +108,20 @@ def differences(launch: Launch, config: ServingConfig) -> list[Change]:
     return list(found.values())
 
 
+def nats_names(config: ServingConfig) -> list[str]:
+    """The names of the NATS servers that the service starts itself."""
+    count = config.nats.servers
+    return [NATS] if count == 1 else [f"{NATS}-{number}" for number in range(1, count + 1)]
+
+
 def check_alike(config: ServingConfig, launch: Launch) -> None:
     """Raises ConfigError when a process that lives was started with another configuration."""
     fixed = [one for one in changes(launch.config, config) if effect_of(one.key).refusal and one.key[:5] != "nats."]
     for change in (*fixed, *differences(launch, config)):
         problem = f"{launch.name} lives, and was started with another one: {change}"
         raise ConfigError(change.key, f"{problem}; give that one, and then `baton rollout` for the new one")
+    if config.nats.servers != launch.config.nats.servers:
+        raise ConfigError("nats.servers", f"the service has {launch.config.nats.servers}; end it first")
 
 
 def with_nats_url(config: ServingConfig, url: str) -> ServingConfig:

@@ -1,6 +1,7 @@
 """Starts the processes of a service as children of this process."""
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from baton.service.logs.log_file import KEPT_BYTES, LONG_BYTES
 from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
+from baton.service.nats_server import HOST
 from baton.service.own_log import make_log_folder
+from runtime.address import format_address
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
+from runtime.processes.ports import free_port
 from runtime.processes.process import Process
 
 LOGS = "logs"  # a folder beside the run's temporary files
@@ -47,6 +51,11 @@ class LocalLauncher:
 
     def here(self, config: ServingConfig) -> ServingConfig:
         return config
+
+    async def route(self, others: Collection[str], before: str = "") -> str:
+        while not before or before in others:
+            before = format_address(HOST, free_port(HOST))
+        return before
 
     def process(self, launch: Launch) -> Process:
         log_file = self.log_dir / f"{launch.name}{SUFFIX}"

@@ -10,9 +10,11 @@ import signal
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
 
 import structlog
 
@@ -24,7 +26,7 @@ from runtime.own_files import make_folder, reopen_log
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import write_private
 from runtime.processes.process import Ready
-from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin
+from runtime.security.nats_login import NO_LOGIN, OWN_USER, TLS_SCHEME, NatsLogin
 
 if TYPE_CHECKING:
     from runtime.security.contexts import Pair
@@ -41,6 +43,7 @@ STORE_KEY = "nats.store_dir"  # its streams could tell our routers anything
 
 _LISTENING = re.compile(rb"Listening for client connections on \S+:(\d+)")
 _READY = b"Server is ready"
+_DISABLED = b"will be DISABLED"  # JetStream, as on a full disk: for the rest of the server's life
 
 log = structlog.get_logger()
 
@@ -49,7 +52,8 @@ class NatsServer(LocalProcess):
     """`port` 0 picks a free one, which `restart` keeps. `store_dir` None: a temporary folder, removed by `stop`.
     `log_file` gets all that the server logs; its last lines are kept in any case. `login`: what clients have to show,
     and with `tls` a certificate of the cluster; without one the server takes everybody. `folder`: for the temporary
-    folder; None: the system's."""
+    folder; None: the system's. `routes`: HOST:PORT where each server of a cluster listens for the others, its own
+    first; they show each other what clients do. `name`: unique among them."""
 
     def __init__(
         self,
@@ -59,13 +63,16 @@ class NatsServer(LocalProcess):
         log_file: Path | None = None,
         login: NatsLogin = NO_LOGIN,
         folder: Path | None = None,
+        routes: Sequence[str] = (),
+        name: str = NATS,
     ) -> None:
-        self.name = NATS
+        self.name = name
         self.port = port
         self.host = host
         self._log_file = log_file
         self._login = login
         self._folder = folder
+        self._routes = routes
         self._store_dir = Path(store_dir) if store_dir is not None else None
         self._temporary_dir: str | None = None
         self._shown: Pair | None = None
@@ -117,7 +124,7 @@ class NatsServer(LocalProcess):
 
     async def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
         """Returns at once: the server is ready when `start` returns."""
-        return Ready(self.name, self.name, self.pid, {self.name: self.url})
+        return Ready(NATS, self.name, self.pid, {NATS: self.url})
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Ends the server in order, and removes a temporary folder. Idempotent."""
@@ -149,16 +156,24 @@ class NatsServer(LocalProcess):
     def _write_config(self) -> Path:
         """Login and certificate, which must not stand on a command line, go to a folder that only we can read."""
         user, password = self._login.user, self._login.password
-        config: dict[str, Any] = {}
+        config: dict[str, Any] = {"server_name": self.name}
+        cluster: dict[str, Any] = {}
         if user is not None and password is not None:
+            one = {"user": user, "password": password.reveal()}
             # As a list: a single user would be another one after each reload, and all clients would be cut off.
-            users = [{"user": user, "password": password.reveal()}]
-            config["authorization"] = {"users": users, "timeout": LOGIN_TIMEOUT_S}
+            config["authorization"] = {"users": [one], "timeout": LOGIN_TIMEOUT_S}
+            cluster["authorization"] = one | {"timeout": LOGIN_TIMEOUT_S}
         if (tls := self._login.tls) is not None:
             self._shown = tls.pair()
-            parts = {"ca": tls.authority, "cert": self._shown.certificate, "key": self._shown.key}
+            own = tls.pair_of(self.host)  # servers know each other by address
+            parts = {"ca": tls.authority, "cert": own.certificate, "key": own.key}
             files = {f"{name}_file": str(self._write(f"{name}.pem", data.decode())) for name, data in parts.items()}
-            config["tls"] = {**files, "verify": True, "handshake_first": True, "timeout": LOGIN_TIMEOUT_S}
+            cluster["tls"] = files | {"verify": True, "timeout": LOGIN_TIMEOUT_S}
+            config["tls"] = cluster["tls"] | {"handshake_first": True}
+        if self._routes:
+            login = f"{user}:{quote(password.reveal())}@" if user is not None and password is not None else ""
+            routes = [f"nats-route://{login}{route}" for route in self._routes[1:]]
+            config["cluster"] = cluster | {"name": OWN_USER, "listen": self._routes[0], "routes": routes}
         return self._write("nats.conf", json.dumps(config))
 
     def _write(self, name: str, text: str) -> Path:
@@ -201,6 +216,8 @@ class NatsServer(LocalProcess):
                     port = int(match[1])
                 if _READY in line and not ready.done():
                     ready.set_result(port)
+                if _DISABLED in line:
+                    self.send_signal(signal.SIGKILL)  # whoever started it starts it again
         if self._renewal is not None:
             self._renewal.cancel()
         if not ready.done():

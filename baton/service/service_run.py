@@ -1,9 +1,10 @@
 """One run of a service, from its start until it is told to stop or cannot serve any more."""
 
 import asyncio
+import math
 import os
 import time
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,9 +21,10 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
 
-STARTS: Final = 5  # of a router or NATS within STARTS_S, after the first; one that ends again at once is given up
-STARTS_S: Final = 60.0
-AGAIN_S: Final = 0.5
+STARTS: Final = 5  # of the only router in a row that come to nothing; then it is given up
+AT_ONCE_S: Final = 2.0  # one that ends so soon after its start came to nothing
+AGAIN_S: Final = 0.5  # doubled with each start that comes to nothing
+LONGEST_AGAIN_S: Final = 30.0
 GOES_NOT_ON: Final = "the service cannot go on"
 
 
@@ -46,7 +48,8 @@ class ServiceRun:
         self._rollouts = Rollouts(self._supervisor, self._planner, options, tell)
         self._start_s = time.monotonic()
         self._in_order = True  # no process is lost for good
-        self._starts = defaultdict[str, deque[float]](deque)  # times of later starts, by name of the process
+        self._vain = Counter[str]()  # starts that came to nothing, by name of the process
+        self._started_s: dict[str, float] = {}  # the last start of one that has ended since, or lives
 
     def reopen_logs(self, level: LogLevel | None = None) -> None:
         """All processes go on with logs of their names, and with this level."""
@@ -112,23 +115,25 @@ class ServiceRun:
         return self._in_order
 
     async def _start_again(self, name: str) -> None:
-        """Tries several times, because a port may be taken for a moment. Ends the service when the process has ended
-        too often."""
-        starts = self._starts[name]
+        """Tries several times, because a port may be taken for a moment. Ends the service when that was in vain and
+        nothing is served without the process."""
+        if time.monotonic() - self._started_s.pop(name, math.inf) > AT_ONCE_S:
+            self._vain[name] = 0
         while True:
-            while starts and time.monotonic() - starts[0] > STARTS_S:
-                starts.popleft()
-            if len(starts) == STARTS:
+            if self._vain[name] >= STARTS and not self._supervisor.stands_in(name):
                 self._tell(f"error: {name} was started {STARTS} times; {GOES_NOT_ON}", event="given_up", id=name)
                 self._in_order = False
                 self.stop.set()
-                return None
-            starts.append(time.monotonic())
+                return
+            if self._vain[name]:
+                await asyncio.sleep(min(AGAIN_S * 2 ** (self._vain[name] - 1), LONGEST_AGAIN_S))
+            self._vain[name] += 1
             try:
-                return await self._supervisor.start_again(name)
-            except (ProcessFailedError, UnavailableError) as error:
+                await self._supervisor.start_again(name)
+                self._started_s[name] = time.monotonic()
+                return
+            except (ProcessFailedError, UnavailableError, OSError) as error:  # OSError: as of a full disk
                 self._tell(f"error: {error}", event="not_started", id=name)
-                await asyncio.sleep(AGAIN_S)
 
     async def _drain(self) -> bool:
         self._tell("draining", event="draining")

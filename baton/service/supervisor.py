@@ -18,7 +18,7 @@ import msgspec
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
 from baton.service.launcher import ROUTER, Generation, Launch, Launcher
-from baton.service.launches import Launches, check_alike, with_nats_url, without_login
+from baton.service.launches import Launches, check_alike, nats_names, with_nats_url, without_login
 from baton.service.local_launcher import LocalLauncher
 from baton.service.nats_server import NATS
 from baton.service.until_used import until_used
@@ -33,6 +33,7 @@ from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
 from runtime.processes.process import Process, ProcessExit, ProcessFailedError, Ready
 from runtime.security.keys import handed_on, load_keys, load_or_make_keys
+from runtime.security.nats_login import each_url
 from runtime.security.tls import load_tls
 from runtime.telemetry.logging import set_level
 
@@ -61,8 +62,9 @@ class Supervisor:
         self.generation = Generation()
         self.children = Children()
         self.ready: dict[str, Ready] = {}  # by name of the process
-        self.nats: Process | None = None
+        self.nats: dict[str, Process] = {}  # our own, by name
         self.run: OwnRun | None = None  # from the start on
+        self._routes: dict[str, str] = {}  # of `nats` where they are several, by name
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -97,7 +99,7 @@ class Supervisor:
             self.config = with_nats_url(self.config, url)
             self.run.update(nats=url)
             missing = list(self.launches.missing())
-            if self.nats is None:
+            if not self.nats:
                 workers = {name for launch in missing for name in launch.workers}
                 await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
             await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
@@ -124,7 +126,8 @@ class Supervisor:
             self.keys = load_keys(self.launcher.here(launch.config), launch.keys)
             self.generation = max(self.generation, launch.generation, key=attrgetter("number"))
             if launch.module == NATS:
-                self.nats = process
+                self.nats[launch.name] = process
+                self._routes |= launch.routes
             else:
                 self.children.add(launch, process)
             self._endings.watch(process)
@@ -144,15 +147,20 @@ class Supervisor:
 
     def comes_back(self, name: str) -> bool:
         """Whether a process that has ended is one that `start_again` starts."""
-        return name == NATS or self.children.launches[name].module == ROUTER
+        return name in self.nats or self.children.launches[name].module == ROUTER
 
     async def start_again(self, name: str) -> None:
         """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
-        when it is ready, a router with the workers that live. Raises ProcessFailedError, UnavailableError."""
-        if name == NATS:
-            await self._start_nats(self.ready[NATS].addresses)
+        when it is ready, a router with the workers that live. Raises ProcessFailedError, UnavailableError; then nothing
+        of it is left."""
+        if name in self.nats:
+            await self._start_nats_again(name)
             return
-        await self._start(self.launches.router(name, self.ready[name].addresses))
+        try:
+            await self._start(self.launches.router(name, self.ready[name].addresses))
+        except ProcessFailedError:
+            await self.children[name].kill()  # it may have been too slow
+            raise
         await self.until_used(self.own_serving())
 
     def own_serving(self) -> list[str]:
@@ -195,7 +203,7 @@ class Supervisor:
 
     def reopen_logs(self) -> None:
         """For who has moved the logs away. A process that is not ready yet goes on in the old one."""
-        for process in (*self.children.values(), *([] if self.nats is None else [self.nats])):
+        for process in (*self.children.values(), *self.nats.values()):
             if process.alive and process.was_ready:
                 process.reopen_log()
 
@@ -226,9 +234,8 @@ class Supervisor:
         for group in (routers, workers):
             limits_s = {name: _stop_limit_s(self.children.launches[name].config) for name in group}
             clean &= all(await asyncio.gather(*(self.children[name].stop(limits_s[name]) for name in group)))
-        if self.nats is not None:
-            nats, self.nats = self.nats, None
-            await nats.stop(_stop_limit_s(self.config))
+        nats, self.nats = self.nats, {}
+        await asyncio.gather(*(server.stop(_stop_limit_s(self.config)) for server in nats.values()))
         self._closing.close()
         await self._endings.all()
         self.launcher.close()
@@ -246,6 +253,10 @@ class Supervisor:
     def router_addresses(self) -> dict[str, str]:
         """Empty before the first router is ready."""
         return next((ready.addresses for ready in self.ready.values() if ready.process == ROUTER), {})
+
+    def stands_in(self, name: str) -> bool:
+        """Whether requests are served without the process: without NATS they are."""
+        return name in self.nats or any(other != name for other in self.children.routers)
 
     @property
     def speaks_tls(self) -> bool:
@@ -267,18 +278,43 @@ class Supervisor:
         Raises UnavailableError."""
         if (url := self.config.nats.url) is not None:
             return url
-        if self.nats is None:
-            was = next((url for launch in taken_over if (url := launch.config.nats.url)), None)
-            await self._start_nats({} if was is None else {NATS: was})
-        else:
-            await self._until_ready(NATS, self.nats)
-        return self.ready[NATS].addresses[NATS]
+        names = nats_names(self.config)
+        was = next((url for launch in taken_over if (url := launch.config.nats.url)), None)
+        before = {} if was is None else {name: {NATS: url} for name, url in zip(names, each_url(was), strict=True)}
+        for name in names if len(names) > 1 else ():
+            self._routes[name] = await self.launcher.route(self._routes_but(name), self._routes.get(name, ""))
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                if name in self.nats:
+                    group.create_task(self._until_ready(name, self.nats[name]))
+                else:
+                    group.create_task(self._start_nats(name, before.get(name, {})))
+        return self._own_nats_url()
 
-    async def _start_nats(self, addresses: dict[str, str]) -> None:
-        launch = msgspec.structs.replace(self.launches.nats(), addresses=addresses)
-        self.nats = self.launcher.process(launch)
-        await self._begin(self.nats)
-        await self._until_ready(NATS, self.nats)
+    def _own_nats_url(self) -> str:
+        return ",".join(self.ready[name].addresses[NATS] for name in nats_names(self.config))
+
+    def _routes_but(self, name: str) -> list[str]:
+        return [route for other, route in self._routes.items() if other != name]
+
+    async def _start_nats(self, name: str, addresses: dict[str, str]) -> None:
+        launch = msgspec.structs.replace(self.launches.nats(name, self._routes), addresses=addresses)
+        process = self.nats[name] = self.launcher.process(launch)
+        await self._begin(process)
+        await self._until_ready(name, process)
+
+    async def _start_nats_again(self, name: str) -> None:
+        """One whose machine is gone starts on another one, where clients find it by the others' words, and processes
+        to come by the URL."""
+        addresses = self.ready[name].addresses
+        if name in self._routes:
+            before = self._routes[name]
+            self._routes[name] = await self.launcher.route(self._routes_but(name), before)
+            addresses = addresses if self._routes[name] == before else {}
+        await self._start_nats(name, addresses)
+        self.config = with_nats_url(self.config, self._own_nats_url())
+        if self.run is not None:
+            self.run.update(nats=self.config.nats.url)
 
     async def _reach_nats(self, url: str, workers: Set[str], routers: Sequence[str]) -> None:
         """Checks NATS before processes are started that would all wait for it, and that nobody there has the names of

@@ -8,9 +8,13 @@ from runtime.config.types import NatsUrl, Seconds, Text
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # nats://HOST:PORT or tls://HOST:PORT of a server with JetStream. null: the service starts its own and ends it.
+    # nats://HOST:PORT or tls://HOST:PORT of a server with JetStream; of a cluster all of them, with commas between.
+    # null: the service starts its own and ends it.
     url: NatsUrl | None = None
-    # Folder of the own server, in which nobody else may write. null: a temporary one.
+    # Servers that the service starts itself, on as many machines as there are. Of 3 or 5 one may die at a time, with
+    # its machine: each stream lies on 3.
+    servers: Literal[1, 3, 5] = 1
+    # Folder of the own servers, in which nobody else may write. null: a temporary one.
     store_dir: Text | None = None
     # How to log in at `url`: a .creds file, or a file with a token. User and password stand in the variables
     # BATON_NATS_USER and BATON_NATS_PASSWORD. The own server asks for a password that comes of the cluster key.

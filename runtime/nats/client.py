@@ -28,7 +28,7 @@ from runtime.nats.library import (
     js_errors,
     nats_errors,
 )
-from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, split_url
+from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, each_url, split_url
 
 if TYPE_CHECKING:
     from runtime.security.internal_tls import InternalTls
@@ -46,6 +46,7 @@ LOGIN_REMEDY = (
 
 STREAM_NAME_IN_USE = 10058  # error code of JetStream: a stream of that name exists with another configuration
 NO_STORAGE = 10047  # error code of JetStream: a stream reserves its max_bytes, and the server has less
+REPLICAS = 3
 MIN_STREAM_BYTES = 8 * 1024 * 1024
 
 # Errors of NATS that mean: not now, try again later.
@@ -84,6 +85,7 @@ class NatsClient:
         self.disconnects = 0  # connections that were lost
         self.problem = "no answer"  # of the last attempt to connect
         self._closing = False
+        self._servers = 1  # that we were told of
         self._refused = asyncio.Event()  # by the server, at the first connect
         self._requests: set[asyncio.Future[Any]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
@@ -169,8 +171,9 @@ class NatsClient:
         return await self._jetstream.publish_async(subject, payload)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Creates the stream, or gives an existing one this configuration. A server with little storage gives a smaller
-        stream, of MIN_STREAM_BYTES at least. Raises NATS_ERRORS."""
+        """Creates the stream, or gives an existing one this configuration, on REPLICAS servers where there are so many.
+        A server with little storage gives a smaller stream, of MIN_STREAM_BYTES at least. Raises NATS_ERRORS."""
+        config = config.evolve(num_replicas=REPLICAS if self._servers >= REPLICAS else 1)
         while True:
             try:
                 return await self._create_or_update(config)
@@ -248,8 +251,9 @@ class NatsClient:
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
         self._client.internal = login.tls
+        self._servers = len(each_url(url))
         await self._client.connect(
-            servers=[url],
+            servers=each_url(url),
             name=self.name,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # annotated int, used as seconds to sleep

@@ -18,6 +18,14 @@ def try_to_listen(host: str, port: int = 0, *, shared: bool = False) -> None:
         listener.bind(address)
 
 
+def free_port(host: str) -> int:
+    """A port that nobody has; for a process that must be told its port before it starts."""
+    with socket.socket(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def check_router_ports(config: RouterConfig, *, shared: bool = False) -> None:
     """`shared`: other routers of the service may have them. Raises ConfigError naming the key of the port, or of the
     host, that cannot be listened on."""

@@ -7,6 +7,7 @@ disturbed.
 """
 
 import hashlib
+import ipaddress
 import ssl
 import threading
 from collections.abc import Callable
@@ -41,10 +42,11 @@ class ClusterCa:
         self._own = ec.generate_private_key(ec.SECP256R1())
         self.certificate = self._signed(self._name, self._key.public_key(), _CA_TIMES, is_ca=True)
 
-    def issue(self, now: datetime) -> Pair:
-        """This process's key with a certificate for servers and for clients."""
+    def issue(self, now: datetime, address: str = "") -> Pair:
+        """This process's key with a certificate for servers and for clients, which may also go by an IP address."""
         purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        names = x509.SubjectAlternativeName([x509.DNSName(NAME)])
+        also = [x509.IPAddress(ipaddress.ip_address(address))] if address else []
+        names = x509.SubjectAlternativeName([x509.DNSName(NAME), *also])
         times = (now - LIFETIME, now + LIFETIME)
         certificate = self._signed(_named(NAME), self._own.public_key(), times, purposes, names)
         return Pair(certificate, self._own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -91,6 +93,11 @@ class InternalTls:
             if abs(self._now() - self._issued) >= RENEW_AFTER:  # before the issue: the clock was set back
                 self._issue()
             return self._pair
+
+    def pair_of(self, address: str) -> Pair:
+        """`pair`, with a certificate that also names the address, for servers that are asked by it."""
+        self.pair()
+        return self._ca.issue(self._issued, address)
 
     def client(self) -> ssl.SSLContext:
         """The context for one connection that we open; the server's name is `name`."""

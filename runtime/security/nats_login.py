@@ -78,13 +78,14 @@ def _check_encrypted(url: str | None, mode: TlsMode) -> None:
     """Raises ConfigError where the processes of a service encrypt what goes between them, but not what goes to NATS."""
     if url is None or mode == "off":
         return
-    parts = urlsplit(url if "://" in url else f"//{url}")
-    if parts.scheme == TLS_SCHEME:
+    parts = (urlsplit(one if "://" in one else f"//{one}") for one in each_url(url))
+    plain = [one for one in parts if one.scheme != TLS_SCHEME]
+    if not plain:
         return
     problem = f"security.internal_tls is `{mode}`, which wants {TLS_SCHEME}://"
     if mode == "on":
         raise ConfigError("nats.url", f"{problem}; with `auto` a NATS at 127.0.0.1 may do without")
-    if not is_loopback(parts.hostname or ""):
+    if not all(is_loopback(one.hostname or "") for one in plain):
         problem += " for a NATS on another machine as soon as workers.host is more than this one"
         raise ConfigError("nats.url", f"{problem}; `off` sends all in plain text")
 
@@ -109,12 +110,22 @@ def _is_ours(url: str | None) -> bool:
     by its address. A server with a name has its certificate from somebody else."""
     if url is None:
         return True
-    parts = urlsplit(url)
-    return parts.scheme == TLS_SCHEME and is_address(parts.hostname or "")
+    parts = map(urlsplit, each_url(url))
+    return all(one.scheme == TLS_SCHEME and is_address(one.hostname or "") for one in parts)
 
 
-def split_url(url: str) -> tuple[str, NatsLogin | None]:
-    """The URL without its login, which may be shown, and the login; None: the URL holds none."""
+def each_url(urls: str) -> list[str]:
+    """The servers of one NATS: `urls` has commas between them."""
+    return [url.strip() for url in urls.split(",")]
+
+
+def split_url(urls: str) -> tuple[str, NatsLogin | None]:
+    """The URLs without their login, which may be shown, and the first login; None: they hold none."""
+    parts = [_split_one(url) for url in each_url(urls)]
+    return ",".join(shown for shown, _ in parts), next((login for _, login in parts if login), None)
+
+
+def _split_one(url: str) -> tuple[str, NatsLogin | None]:
     parts = urlsplit(url)
     login, at, place = parts.netloc.rpartition("@")
     if not at:

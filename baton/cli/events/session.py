@@ -16,7 +16,7 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
 from runtime.processes.serving import stop_signal
-from runtime.security.nats_login import split_url
+from runtime.security.nats_login import each_url, split_url
 from runtime.telemetry.logging import configure_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,8 +29,7 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
     configure_logging(LoggingConfig(level="warning"), "baton")
     url, namespace = nats_place(url, namespace)
     shown = split_url(url)[0]
-    place = shown.rstrip("/").rpartition("/")[2]
-    await reach(place if ":" in place else f"{place}:4222", timeout_s, f"NATS at {shown} does not answer", NATS_FLAG)
+    await _reach_one(shown, timeout_s)
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
     try:
         yield nats
@@ -41,6 +40,22 @@ async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncItera
         raise UnavailableError(f"NATS at {shown} does not answer: {why}") from error
     finally:
         await nats.close()
+
+
+async def _reach_one(shown: str, timeout_s: float) -> None:
+    """Raises UnavailableError when none of the servers listens."""
+    problem: UnavailableError | None = None
+    for url in each_url(shown):
+        place = url.rstrip("/").rpartition("/")[2]
+        place = place if ":" in place else f"{place}:4222"
+        try:
+            await reach(place, timeout_s, f"NATS at {shown} does not answer", NATS_FLAG)
+        except UnavailableError as error:
+            problem = error
+        else:
+            return
+    if problem is not None:
+        raise problem
 
 
 def run_with_nats(url: str, namespace: str, timeout_s: float, work: Callable[[NatsClient], Awaitable[None]]) -> None:

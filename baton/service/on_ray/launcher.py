@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Collection
 from typing import Any, Final
 
 import ray
@@ -9,14 +11,16 @@ import structlog
 from msgspec import Struct
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from baton.service.launcher import Launch, Machines, uses_gpus
 from baton.service.on_ray.cluster import answer, find_actor, find_group, on_head
 from baton.service.on_ray.process import RayProcess
 from baton.service.on_ray.process_host import Hosted, ProcessHost, on_node, threads_of
 from baton.service.on_ray.room import PLACED_S, Bundle, Room, has_room
+from runtime.address import format_address, parse_address
 from runtime.config.serving import ServingConfig
+from runtime.processes.ports import free_port
 from runtime.processes.process import Process, ProcessFailedError
 
 CONTROL: Final = "baton-control"  # the one actor that is no host
@@ -48,6 +52,16 @@ class RayLauncher:
 
     def here(self, config: ServingConfig) -> ServingConfig:
         return on_node(config, ray.util.get_node_ip_address())
+
+    async def route(self, others: Collection[str], before: str = "") -> str:
+        taken = Counter(parse_address(route)[0] for route in others)
+        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if before and parse_address(before)[0] in nodes:
+            return before
+        head = ray.util.get_node_ip_address()
+        host = min(nodes, key=lambda node: (taken[node], node != head))
+        port = ray.remote(free_port).options(num_cpus=0, scheduling_strategy=_on_node(nodes[host])).remote(host)
+        return format_address(host, await answer(port))
 
     def process(self, launch: Launch) -> Process:
         process: RayProcess = RayProcess(launch.name, lambda: self._place(launch, process))
@@ -102,6 +116,9 @@ class RayLauncher:
             _give_back(find_group(launch.name))
             group = placement_group([dict(bundle)], "STRICT_PACK", name=launch.name, lifetime="detached")
         options = on_head() if group is None else _options(bundle, group)
+        if route := launch.routes.get(launch.name):
+            nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}
+            options = {"num_cpus": 0, "scheduling_strategy": _on_node(nodes[parse_address(route)[0]])}
         actor = ray.remote(ProcessHost).options(name=launch.name, lifetime="detached", max_restarts=0, **options)
         return Seat(actor.remote(launch), group)
 
@@ -142,6 +159,10 @@ def _options(bundle: Bundle, group: PlacementGroup) -> dict[str, Any]:
         "num_gpus": bundle.get("GPU", 0),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
+
+
+def _on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _end(seat: Seat) -> None:

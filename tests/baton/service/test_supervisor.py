@@ -97,7 +97,7 @@ async def test_a_service_whose_worker_cannot_start_fails_and_leaves_nothing(tmp_
     supervisor = Supervisor(config_for(broken), log_dir=tmp_path / "logs")
     with pytest.raises(ProcessFailedError, match="before it was ready"):
         await supervisor.start()
-    assert supervisor.nats is None
+    assert not supervisor.nats
     assert_gone(child.pid for child in supervisor.children.values())
 
 
@@ -117,8 +117,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
 async def test_a_dead_nats_server_is_reported(tmp_path: Path) -> None:
     config = config_for("mock", workers={"prefill": 0, "decode": 0})
     async with Supervisor(config, log_dir=tmp_path) as supervisor:
-        assert supervisor.nats is not None
-        psutil.Process(supervisor.nats.pid).kill()
+        psutil.Process(supervisor.nats["nats"].pid).kill()
         ended = await asyncio.wait_for(supervisor.wait(), WAIT_S)
         assert ended.name == "nats"
 

@@ -220,6 +220,8 @@ def test_a_url_is_shown_without_its_login() -> None:
     assert split_url("nats://user:hush@h:4222")[0] == "nats://h:4222"
     assert split_url("tls://token@h")[0] == "tls://h"
     assert split_url(URL) == (URL, None)
+    shown, login = split_url("nats://h:1, nats://user:hush@i:2,nats://j:3")
+    assert (shown, login and login.user) == ("nats://h:1,nats://i:2,nats://j:3", "user")
 
 
 def test_a_dump_of_the_configuration_names_files_alone(tmp_path: Path) -> None:
