@@ -29,6 +29,7 @@ from runtime.nats.library import StorageType, StreamConfig
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
 
 RETRY_S = 0.25
+STORED_S = 1.0  # within which NATS stores a heartbeat, or it is tried again
 WITHDRAW_TIMEOUT_S = 1.0
 CHECKS_PER_TTL = 16
 
@@ -94,11 +95,14 @@ class Announcer:
             written = await self._write()
 
     async def _write(self) -> bool:
+        payload = msgspec.json.encode(self._record)
         try:
-            if not self._bucket_exists:
-                await self._nats.ensure_stream(self._bucket)
-                self._bucket_exists = True
-            await self._nats.publish_stored(self._subject, msgspec.json.encode(self._record))
+            async with asyncio.timeout(STORED_S):
+                if not self._bucket_exists:
+                    await self._nats.publish(self._subject, payload)  # those who listen hear it, and nobody stores it
+                    await self._nats.ensure_stream(self._bucket)
+                    self._bucket_exists = True
+                await self._nats.publish_stored(self._subject, payload)
         except Exception as error:
             self._bucket_exists = False  # perhaps
             if self._nats.connected:  # else the client has logged the outage

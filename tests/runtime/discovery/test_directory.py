@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.nats_server import HOST, NatsServer
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from runtime.discovery.directory import Announcer, Change, Directory
 from runtime.discovery.load_board import LoadBoard, publish_load
+from runtime.end_task import end_tasks
 from runtime.errors import DeadlineError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import workers_key
+from runtime.processes.ports import free_port
 from tests.freezing import freeze
 
 HEARTBEAT_S = 0.1
@@ -205,6 +207,27 @@ async def test_a_frozen_server_is_no_reason_to_drop_workers(nats_server: NatsSer
             os.kill(nats_server.pid, signal.SIGCONT)
         await asyncio.sleep(TTL_S)
         assert "decode-0" in directory.workers
+
+
+async def test_a_worker_is_known_while_nobody_stores_what_it_says() -> None:
+    """One of three servers, of which two would have to agree."""
+    server = NatsServer(routes=[f"{HOST}:{free_port(HOST)}" for _ in range(3)], name="nats-1")
+    await server.start()
+    nats, ours = await connect(server.url, "directory", timeout_s=60), await connect(server.url, "a", timeout_s=60)
+    directory, decode = Directory(nats, TTL_S), Worker(ours, record("a"))
+    await directory.start()
+    changes = changes_of(directory)
+    starting = asyncio.create_task(decode.announcer.start())
+    try:
+        await directory.wait_for(lambda workers: "a" in workers, 30)
+        await asyncio.sleep(3 * TTL_S)
+        assert [kind for kind, _, _ in changes] == ["added"]
+        assert not starting.done()
+    finally:
+        await end_tasks(starting)
+        await directory.close()
+        await asyncio.gather(ours.close(), nats.close())
+        await server.stop()
 
 
 async def test_malformed_records_are_skipped(nats_server: NatsServer, nats: NatsClient, directory: Directory) -> None:
