@@ -12,6 +12,7 @@ from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 
 PATIENCE_S: Final = 30.0  # for the next piece, when a stream has broken off
+FIRST_PATIENCE_S: Final = 5.0  # for the first one: perhaps nobody is at that address
 PAUSE_S: Final = 0.1  # between two attempts, of which the former brought nothing
 FINAL: Final = "x-request-id"  # in the trailing metadata of errors that another router would tell, too
 # What gRPC says of a connection that breaks, and where a proxy between ends a stream whose router has died.
@@ -44,8 +45,8 @@ async def lasting(
             return
         except grpc.aio.AioRpcError as error:
             now_s, pause_s = time.monotonic(), PAUSE_S if patient_until_s else 0.0
-            patient_until_s = patient_until_s or now_s + PATIENCE_S
-            if not request.resume_from or not _broke_off(error) or now_s > patient_until_s:
+            patient_until_s = patient_until_s or now_s + (PATIENCE_S if request.resume_from else FIRST_PATIENCE_S)
+            if not _broke_off(error) or now_s > patient_until_s:
                 raise
         await asyncio.sleep(pause_s)
         del request.tokens_so_far[:]
