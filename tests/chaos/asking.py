@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import h11
 
+from baton.client.lasting_stream import lasting
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from tests.chaos import grammars
@@ -21,6 +22,8 @@ from tests.chaos.plan import Ask
 
 DEADLINE_S = 40.0  # of a request
 HUNG_GRACE_S = 10.0  # beyond it
+PAUSE_S = 0.1  # between two attempts to go on
+CUT_SHORT = "the response ended before the answer did"
 READ_BYTES = 16384
 SLOW_READ_BYTES = 256
 SLOW_PAUSE_S = 0.01
@@ -83,7 +86,42 @@ async def _grpc(door: Door, what: Ask, outcome: Outcome, leaves: bool = False, p
         outcome.end, outcome.details = "error", "the stream ended before the answer did"
 
 
-async def _http(door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: str = "", slow: bool = False) -> None:
+async def _grpc_resumes(door: Door, what: Ask, outcome: Outcome) -> None:
+    outcome.tokens = []
+    request = grpc_request(what)
+    async with contextlib.aclosing(lasting(door.grpc, request, DEADLINE_S)) as stream:
+        async for response in stream:
+            outcome.may_resume = bool(request.resume_from)
+            if response.WhichOneof("event") == "piece":
+                outcome.tokens += response.piece.token_ids
+                outcome.text += response.piece.text
+                outcome.finish = FINISHES.get(response.piece.finish_reason, "")
+            if response.WhichOneof("event") == "finished":
+                outcome.end = "done"
+    if outcome.end != "done":
+        outcome.end, outcome.details = "error", "the stream ended before the answer did"
+
+
+async def _http_resumes(door: Door, what: Ask, outcome: Outcome) -> None:
+    """Asks again with the last event's id when the stream breaks off, and waits as long as `lasting` does."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while outcome.end != "done":
+        outcome.end, outcome.code, outcome.details = "hung", "", ""
+        try:
+            await _http(door, what, outcome, stream=True, resumes=True)
+        except (OSError, EOFError, h11.RemoteProtocolError):
+            if not outcome.may_resume:
+                raise
+        if outcome.end == "error" and outcome.details != CUT_SHORT:
+            return
+        if not outcome.may_resume or time.monotonic() > deadline_s:
+            return
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _http(
+    door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: str = "", slow: bool = False, resumes: bool = False
+) -> None:
     body = {"model": door.model, "prompt": list(what.prompt), "stream": stream, **what.sampling}
     body |= {} if what.grammar is None else grammars.over_http(what.grammar)
     connection = socket.socket()
@@ -97,7 +135,7 @@ async def _http(door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: s
         if leaves:
             outcome.end = "left"
         got = 0
-        async for data in _exchange(connection, door.key, body, outcome, slow):
+        async for data in _exchange(connection, door.key, body, outcome, slow, resumes):
             got += len(data)
             if leaves and got > what.after * 20:
                 outcome.end = "left"
@@ -109,7 +147,7 @@ async def _http(door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: s
             else:
                 _take(outcome, json.loads(data), stream)
     if outcome.end not in ("done", "error"):
-        outcome.end, outcome.details = "error", "the response ended before the answer did"
+        outcome.end, outcome.details = "error", CUT_SHORT
 
 
 def _take(outcome: Outcome, message: dict[str, Any], stream: bool) -> None:
@@ -125,7 +163,7 @@ def _take(outcome: Outcome, message: dict[str, Any], stream: bool) -> None:
 
 
 async def _exchange(
-    connection: socket.socket, key: str, body: dict[str, Any], outcome: Outcome, slow: bool
+    connection: socket.socket, key: str, body: dict[str, Any], outcome: Outcome, slow: bool, resumes: bool
 ) -> AsyncIterator[bytes]:
     """The events of a stream, or the whole body. An error status becomes the outcome's code."""
     loop = asyncio.get_running_loop()
@@ -133,6 +171,8 @@ async def _exchange(
     http = h11.Connection(h11.CLIENT)
     headers = [("host", "localhost"), ("content-type", "application/json"), ("content-length", str(len(data)))]
     headers += [("authorization", f"Bearer {key}")] if key else []
+    headers += [("accept", "text/event-stream")] if resumes else []
+    headers += [("last-event-id", outcome.last_id)] if outcome.last_id else []
     head = http.send(h11.Request(method="POST", target="/v1/completions", headers=headers))
     await loop.sock_sendall(connection, (head or b"") + (http.send(h11.Data(data)) or b""))
     http.send(h11.EndOfMessage())
@@ -149,7 +189,10 @@ async def _exchange(
             rest += bytes(event.data)
             while events and b"\n\n" in rest:
                 message, _, rest = rest.partition(b"\n\n")
-                yield message.removeprefix(b"data:").strip()
+                *more, data = message.split(b"\n")
+                yield data.removeprefix(b"data:").strip()
+                for line in more:  # the event is taken, and has an id
+                    outcome.last_id, outcome.may_resume = line.removeprefix(b"id:").strip().decode(), True
         else:
             raise EOFError(f"{event} in the middle of a response")
     if not events:
@@ -166,4 +209,15 @@ WAYS: dict[str, tuple[float, Way]] = {
     "HTTP, leaves with RST": (1, lambda door, what, outcome: _http(door, what, outcome, stream=True, leaves="RST")),
     "HTTP, reads slowly": (1, lambda door, what, outcome: _http(door, what, outcome, stream=True, slow=True)),
 }
+RESUMING: dict[str, tuple[float, Way]] = {
+    "gRPC, resumes": (6, _grpc_resumes),
+    "HTTP stream, resumes": (6, _http_resumes),
+    "HTTP": WAYS["HTTP"],
+}
 WEIGHTS = {name: weight for name, (weight, _) in WAYS.items()}
+WAYS |= RESUMING
+
+
+def weights(shared_ports: bool) -> dict[str, float]:
+    """Where one of several routers may answer clients go on at another one."""
+    return {name: weight for name, (weight, _) in RESUMING.items()} if shared_ports else WEIGHTS

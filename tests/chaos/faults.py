@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import nats.errors
@@ -36,7 +36,7 @@ from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.ray import RayFleet
 from tests.chaos.service.scenarios import KV, Scenario
 
-NATS_TIMEOUT_S = 5.0
+REPLACED_S = 30.0
 
 Effect = Callable[[Fleet, Strike], AbstractAsyncContextManager[None]]
 
@@ -151,26 +151,52 @@ async def _hang(fleet: Fleet, strike: Strike, kinds: Sequence[Kind]) -> AsyncIte
 
 
 @asynccontextmanager
-async def _nats_killed(fleet: Fleet, strike: Strike, wiped: bool) -> AsyncIterator[None]:
-    """Kills NATS, which starts again on the same port when the fault is over. Nobody else may be lost."""
-    server = fleet.members["nats"]
-    if server.held_down or not server.ready:
+async def _routers_frozen(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """One router, or at times each of them, hangs until the supervisor has replaced it."""
+    members = _one_or_all(fleet, strike, "router")
+    for member in members:
+        member.expected_end = True
+    async with _unable(fleet, members, strike.fault):
+        for member in members:
+            member.signal(signal.SIGSTOP)
+        try:
+            await asyncio.wait_for(asyncio.gather(*(member.ended() for member in members)), REPLACED_S)
+        except TimeoutError:
+            fleet.problems.append("a router that hangs was not replaced")
         yield
-        return
-    server.expected_end, server.held_down = True, True
-    await server.kill()
-    if wiped:
-        shutil.rmtree(fleet.disk.folder / "nats", ignore_errors=True)
+
+
+@asynccontextmanager
+async def _routers_killed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    async with _ended(fleet, _one_or_all(fleet, strike, "router"), signal.SIGKILL, strike):
+        yield
+
+
+def _one_or_all(fleet: Fleet, strike: Strike, kind: Kind) -> list[Member]:
+    return [one for one in fleet.of(kind) if one.ready] if strike.target % 3 == 0 else _chosen(fleet, strike, kind)
+
+
+@asynccontextmanager
+async def _nats_killed(fleet: Fleet, strike: Strike, wiped: bool) -> AsyncIterator[None]:
+    """Kills NATS, which starts again on the same port: at once where it is the service's own, else when the fault is
+    over. Nobody else may be lost."""
+    servers = [one for one in _one_or_all(fleet, strike, "nats") if not one.held_down]
+    for server in servers:
+        server.expected_end, server.held_down = True, True
+        server.signal(signal.SIGSTOP)
+        if wiped:
+            shutil.rmtree(fleet.store_of(server), ignore_errors=True)
+    await asyncio.gather(*(server.kill() for server in servers))
     try:
         yield
     finally:
-        server.held_down = False
+        for server in servers:
+            server.held_down = False
 
 
 @asynccontextmanager
 async def _streams_deleted(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
-    server = fleet.members["nats"]
-    if server.ready:
+    if any(server.ready for server in fleet.of("nats")):
         try:
             client = await fleet.connect_nats()
             stream = client.jetstream()
@@ -217,6 +243,9 @@ async def _few_threads(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _full_disk(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """A NATS server of the service itself that cannot store any more is started again."""
+    for server in fleet.of("nats"):
+        server.may_end = server.may_end or fleet.scenario.own_nats > 0
     fleet.disk.fill()
     try:
         yield
@@ -344,6 +373,10 @@ def _supervised(scenario: Scenario) -> bool:
     return scenario.planner
 
 
+def _shares_ports(scenario: Scenario) -> bool:
+    return scenario.shares_ports
+
+
 def _in_namespaces(scenario: Scenario) -> bool:
     return scenario.network == "namespaces"
 
@@ -375,6 +408,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("node killed", 4, (0.0, 2.0), 6.0), _node_killed, fits=lambda scenario: scenario.ray),
     Fault(Odds("kill supervisor", 2), partial(_kill, kinds=("supervisor",)), fits=_supervised),
     Fault(Odds("stop supervisor", 6, (0.1, 2.0), 12.0), partial(_hang, kinds=("supervisor",)), fits=_supervised),
+    Fault(Odds("routers killed", 2), _routers_killed, fits=_shares_ports),
+    Fault(Odds("routers frozen", 0.5), _routers_frozen, fits=lambda scenario: scenario.planner and not scenario.ray),
+    Fault(Odds("NATS stopped", 2, (0.1, 1.5), 15.0), partial(_hang, kinds=("nats",))),
     Fault(Odds("NATS killed", 3, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=False)),
     Fault(Odds("NATS lost its storage", 2, (0.1, 1.5), 10.0), partial(_nats_killed, wiped=True)),
     Fault(Odds("NATS streams deleted", 3), _streams_deleted),
@@ -415,9 +451,9 @@ def usable(scenario: Scenario) -> tuple[list[Odds], dict[str, str]]:
     """The faults that can strike in this scenario on this machine, and why others cannot."""
     fitting = [fault for fault in FAULTS if fault.fits(scenario)]
     why = {fault.odds.name: fault.needs() for fault in fitting}
-    return [fault.odds for fault in fitting if not why[fault.odds.name]], {
-        name: said for name, said in why.items() if said
-    }
+    able = [fault.odds for fault in fitting if not why[fault.odds.name]]
+    odds = [replace(one, weight=10 * one.weight) if one.name in scenario.mostly else one for one in able]
+    return odds, {name: said for name, said in why.items() if said}
 
 
 async def strike_in(fleet: Fleet, strike: Strike) -> None:

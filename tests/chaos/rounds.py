@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.chaos.asking import WEIGHTS, ask
+from tests.chaos.asking import ask, weights
 from tests.chaos.faults import strike_in, usable
 from tests.chaos.hostile.effect import MOST_BYTES, note_memory
 from tests.chaos.judging import leaks
 from tests.chaos.judging.tally import Tally
 from tests.chaos.judging.verdict import Outcome, judge
 from tests.chaos.plan import Ask, Round, plan_round
-from tests.chaos.service.fleet import Fleet, pair, running_fleet
+from tests.chaos.service.fleet import Fleet, running_fleet
 from tests.chaos.service.oracle import Oracle, running_oracle
 from tests.chaos.service.scenarios import Device, Engine, Scenario, scenario_of
 from tests.tiny_model import write_tiny_model
@@ -69,7 +69,7 @@ class Game:
                 scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine), self.device
             ) as fleet:
                 while self.go_on(number) and scenario_of(number, self.names) is scenario:
-                    plan = plan_round(self.seed, number, scenario, odds, WEIGHTS)
+                    plan = plan_round(self.seed, number, scenario, odds, weights(scenario.shares_ports))
                     await (self._attacked if scenario.hostile else self._round)(fleet, plan, oracle)
                     number += 1
                     if number % LOOK_EVERY == 0:
@@ -125,15 +125,18 @@ class Game:
             await asyncio.sleep(what.at_s)
             return await ask(fleet.doors[routers[what.router % len(routers)]], what)
 
+        shared = (
+            [name for name, kind in fleet.known.items() if kind == "router"] if fleet.scenario.shares_ports else None
+        )
+
         start_s = time.monotonic()
         strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
         expected = [asyncio.create_task(oracle.answer(what)) for what in plan.asks]
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
         await asyncio.gather(*strikes)
         for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
-            roles = {pair(outcome.router, name): kind for name, kind in fleet.known.items() if kind != "router"}
-            workers, decode = list(roles), [name for name, kind in roles.items() if kind == "decode"]
-            judged = judge(outcome, right, fleet.timeline, decode, workers)
+            decode, workers = fleet.decode_and_all(outcome.router)
+            judged = judge(outcome, right, fleet.timeline, decode, workers, shared)
             if self.tally.count(outcome, judged):
                 self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
         for strike in plan.strikes:

@@ -11,7 +11,7 @@ from baton_proto.grammar import Grammar
 from tests.baton.random_schemas import instance_of
 from tests.chaos import asking, grammars
 from tests.chaos.__main__ import chosen
-from tests.chaos.asking import WAYS, WEIGHTS, Door
+from tests.chaos.asking import WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.judging.leaks import Look, growth, slope
 from tests.chaos.judging.timeline import Timeline
@@ -36,7 +36,7 @@ def test_the_same_seed_and_number_give_the_same_round(scenario) -> None:
 def test_every_fault_and_every_way_to_ask_is_drawn_within_a_thousand_rounds() -> None:
     plans = [plan_round(1, number, SCENARIOS[0], ODDS, WEIGHTS) for number in range(1000)]
     assert {strike.fault for plan in plans for strike in plan.strikes} == set(BY_NAME)
-    assert {ask.way for plan in plans for ask in plan.asks} == set(WAYS)
+    assert {ask.way for plan in plans for ask in plan.asks} == set(WEIGHTS)
     strikes = [strike for plan in plans for strike in plan.strikes]
     assert any(strike.hold_s > BY_NAME[strike.fault].odds.hold_s[1] for strike in strikes), "some last long"
 

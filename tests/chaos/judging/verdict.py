@@ -39,6 +39,8 @@ class Outcome:
     finish: str = ""
     code: str = ""
     details: str = ""
+    last_id: str = ""  # of an event
+    may_resume: bool = False  # the client has what it takes to go on at another router
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,16 @@ class Judged:
     why: str = ""
 
 
-def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list[str], workers: list[str]) -> Judged:
-    """`decode`, `workers`: the names, as this request's router sees them."""
+def judge(
+    outcome: Outcome,
+    expected: Expected,
+    timeline: Timeline,
+    decode: list[str],
+    workers: list[str],
+    routers: list[str] | None = None,
+) -> Judged:
+    """`decode`, `workers`: the names, as this request's router sees them. `routers`: those that share the port that was
+    asked; None: it was asked itself."""
     if outcome.end == "hung":
         return Judged(Verdict.HUNG, "no end long after its deadline")
     if difference := _difference(outcome, expected):
@@ -68,7 +78,7 @@ def judge(outcome: Outcome, expected: Expected, timeline: Timeline, decode: list
     if outcome.end == "left":
         return Judged(Verdict.LEFT)
     said = f"{outcome.code}: {outcome.details}"
-    why = _warrant(outcome, timeline, decode, workers)
+    why = _warrant(outcome, timeline, decode, workers, routers)
     if why is None or (outcome.code in OWN_FAULTS and why != ROUTER_LOST):
         return Judged(Verdict.UNWARRANTED, said)
     return Judged(Verdict.WARRANTED, why)
@@ -84,13 +94,20 @@ def _whole(outcome: Outcome) -> Judged:
     return Judged(Verdict.VALID)
 
 
+FROZEN_S = 10.0  # for so long the system hands connections to a router that hangs
 ROUTER_LOST = "its router was struck"
 
 
-def _warrant(outcome: Outcome, timeline: Timeline, decode: list[str], workers: list[str]) -> str | None:
+def _warrant(
+    outcome: Outcome, timeline: Timeline, decode: list[str], workers: list[str], routers: list[str] | None
+) -> str | None:
     start_s, end_s = outcome.start_s, outcome.end_s
-    if timeline.gap([outcome.router], start_s, end_s):
+    if routers is None and timeline.gap([outcome.router], start_s, end_s):
         return ROUTER_LOST
+    if routers is not None and not outcome.may_resume:
+        lost = timeline.losses(routers, start_s - FROZEN_S, end_s)
+        if lost or timeline.gap(routers, start_s, end_s):
+            return ROUTER_LOST
     if timeline.gap(decode, start_s, end_s):
         return "no decode worker was able"
     if timeline.losses(workers, start_s, end_s) >= MAX_DEATHS:

@@ -23,9 +23,9 @@ from baton.service.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.processes.other_python import package_links
-from runtime.security.cluster_key import OPERATOR, ClusterKey
+from runtime.security.cluster_key import NATS, OPERATOR, ClusterKey
 from runtime.security.internal_tls import InternalTls
-from runtime.security.nats_login import NatsLogin
+from runtime.security.nats_login import OWN_USER, NatsLogin
 from runtime.security.secret import Secret
 from tests.chaos.asking import Door
 from tests.chaos.judging.files import left_in_folder, left_in_shared_memory, shared_memory
@@ -126,14 +126,14 @@ class Fleet:
 
     async def start(self) -> None:
         self._add_members()
-        await self._start(self.members["nats"])
+        await asyncio.gather(*(self._start(one) for one in self.of("nats")))
         await asyncio.gather(*(self._start(one) for one in list(self.members.values()) if one.kind != "nats"))
         self._go(self._watch())
         await self.until_whole()
 
     def complete(self) -> bool:
         kinds: tuple[Kind, ...] = ("router", "prefill", "decode")
-        return len(self.able(*kinds)) == len(self.of(*kinds)) and self.members["nats"].ready
+        return len(self.able(*kinds)) == len(self.of(*kinds)) and all(one.ready for one in self.of("nats"))
 
     async def until_whole(self) -> None:
         """Waits until every process is up, and every router uses every worker. Raises TimeoutError with the missing
@@ -208,9 +208,26 @@ class Fleet:
 
     async def connect_nats(self) -> NatsConnection:
         """Raises OSError, TimeoutError, nats.errors.Error."""
-        options = {} if (tls := self.cluster.tls) is None else NatsLogin(tls=tls).options() | {"tls": tls.client()}
-        url = self.members["nats"].addresses["nats"]
-        return await nats.connect(url, allow_reconnect=False, connect_timeout=2, **options)
+        tls = self.cluster.tls
+        asks = bool(self.scenario.own_nats)
+        login = NatsLogin(OWN_USER, self.cluster.derive(NATS), tls=tls) if asks else NatsLogin(tls=tls)
+        options = login.options() | ({} if tls is None else {"tls": tls.client()})
+        urls = [one.addresses["nats"] for one in self.of("nats") if one.ready]
+        if not urls:
+            raise ConnectionRefusedError
+        return await nats.connect(urls[0], allow_reconnect=False, connect_timeout=2, **options)
+
+    def store_of(self, server: Member) -> Path:
+        """Of a NATS server."""
+        folder = self.disk.folder / "nats"
+        return folder / server.name if self.scenario.own_nats > 1 else folder
+
+    def decode_and_all(self, router: str) -> tuple[list[str], list[str]]:
+        """The decode workers, and all workers, as the router sees them; where nobody knows which router it is, as
+        whichever does."""
+        roles = {name: kind for name, kind in self.known.items() if kind in ("prefill", "decode")}
+        seen = {name: name if self.scenario.shares_ports else pair(router, name) for name in roles}
+        return [seen[name] for name, kind in roles.items() if kind == "decode"], [*seen.values()]
 
     def _add_members(self) -> None:
         url = self._add_nats()
@@ -307,7 +324,9 @@ class Fleet:
                         self._seen(list(status.workers))
                         self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
                         ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
-                        if router.ready and not router.struck and not router.expected_end:
+                        if self.scenario.shares_ports and status.router_id != router.name:
+                            self._open_door(router)  # until the system gives us a connection to this one
+                        elif router.ready and not router.struck and not router.expected_end:
                             self._mark(router.name, ready & before.get(router.name, set()))
                 before[router.name] = ready
             await asyncio.sleep(POLL_S)
@@ -322,6 +341,7 @@ class Fleet:
             worker = self.members.get(worker_id)
             if worker and worker.ready and not worker.struck and not worker.expected_end:
                 self.timeline.back(pair(router, worker_id), now_s)
+                self.timeline.back(worker_id, now_s)
 
     def _note_pids(self, member: Member) -> None:
         if member.alive:

@@ -40,6 +40,8 @@ PLAIN: dict[str, Any] = {"security": {"internal_tls": "off"}}
 SECURED: dict[str, Any] = {"security": {"internal_tls": "on"}}
 RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
 USUAL = {"engine": {"kv_memory": "64MiB", "max_batch_tokens": 256}}  # as by default, but for a small machine
+ROUTERS = ("kill router", "routers killed", "routers frozen")
+NATS = ("NATS killed", "NATS lost its storage", "NATS stopped", "NATS streams deleted")
 KV = "kv"  # the disk tier, in the folder of a fleet's disk
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
@@ -58,7 +60,9 @@ def merged(*sections: dict[str, Any]) -> dict[str, Any]:
 class Scenario:
     """`prefill`, `decode`, `routers`: numbers of processes. `hosts`: that the processes are spread over.
     `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
-    `planner`: `baton up` has started the processes, and starts others in their place. `ray`: on a Ray cluster.
+    `planner`: `baton up` has started the processes, and starts others in their place. Its routers share their ports.
+    `own_nats`: servers that are its own; 0: one stands beside it. `mostly`: faults that are drawn ten times as often.
+    `ray`: on a Ray cluster.
     `hostile`: strangers attack it, and nothing else strikes. `keys`: callers need keys; there are an honest one and a
     stranger's. `overrides`: sections of serving.yaml."""
 
@@ -71,6 +75,8 @@ class Scenario:
     network: Network = "none"
     clocks: bool = False
     planner: bool = False
+    own_nats: int = 0
+    mostly: tuple[str, ...] = ()
     ray: bool = False
     hostile: bool = False
     keys: bool = False
@@ -80,6 +86,11 @@ class Scenario:
     def secured(self) -> bool:
         """The processes speak TLS to each other and to NATS."""
         return self.overrides.get("security") == SECURED["security"]
+
+    @property
+    def shares_ports(self) -> bool:
+        """Clients cannot tell which router they ask."""
+        return self.planner and self.routers > 1
 
     @property
     def start_s(self) -> float:
@@ -125,6 +136,17 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("vllm-shm", 1, 2, engine="vllm", overrides=_transport("shm", lease_ttl_s=30.0)),
     Scenario("vllm-tcp", 1, 2, engine="vllm", overrides=_transport("tcp", lease_ttl_s=30.0)),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
+    Scenario("routers", 1, 2, routers=2, engine="mock", planner=True, mostly=ROUTERS, overrides=_transport("tcp")),
+    Scenario("nats", 1, 2, engine="mock", planner=True, own_nats=1, mostly=NATS, overrides=_transport("tcp")),
+    Scenario(
+        "nats-cluster",
+        *(1, 2, 2),
+        engine="mock",
+        planner=True,
+        own_nats=3,
+        mostly=(*NATS, *ROUTERS),
+        overrides=_transport("tcp") | SECURED,
+    ),
     Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
     Scenario("hostile", 1, 1, hostile=True, keys=True, overrides=USUAL),
     Scenario("hostile-open", 1, 1, hostile=True, overrides=USUAL),

@@ -1,6 +1,6 @@
 """A service that `baton up --planner` has started: whoever dies is replaced by it, and not by tests/chaos.
 
-NATS is a server of ours, and so it can die and come back without ending the service.
+NATS is a server of ours beside the service, or its own.
 """
 
 import asyncio
@@ -18,14 +18,15 @@ from typing import Any
 
 import yaml
 
-from baton.service.service_run import STARTS, STARTS_S
+from baton.service.service_run import STARTS
 from tests.chaos.service.fleet import BASE, Fleet
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.scenarios import merged
 
 SUPERVISOR = "supervisor"
+STARTS_S = 60.0  # a supervisor gives up after STARTS within less
 PLANNER: dict[str, Any] = {"enabled": True, "interval_s": 0.5}
-KINDS: dict[str, Kind] = {"router": "router", "prefill_worker": "prefill", "decode_worker": "decode"}
+KINDS: dict[str, Kind] = {"nats": "nats", "router": "router", "prefill_worker": "prefill", "decode_worker": "decode"}
 
 
 @dataclass(eq=False)
@@ -96,15 +97,17 @@ class Up(Member):
         while line := await process.stdout.readline():
             if self._heard(line) == "planner":
                 self.may_end = False
-                self._drain = asyncio.create_task(self._hear_on(process.stdout))
+                self._drain = asyncio.create_task(self._hear_on(process, process.stdout))
                 return {"up": "planner"}
         if self.expected_end or self.may_end:
             return {}  # a life that a fault has ended, as any other one
         raise RuntimeError(f"{self.name} ended with {await process.wait()} before it was ready; see {self.log_file}")
 
-    async def _hear_on(self, stream: asyncio.StreamReader) -> None:
+    async def _hear_on(self, process: asyncio.subprocess.Process, stream: asyncio.StreamReader) -> None:
+        """What a supervisor said last that has ended is of processes that end with it."""
         while line := await stream.readline():
-            self._heard(line)
+            if process.returncode is None:
+                self._heard(line)
 
     def _heard(self, line: bytes) -> str:
         (news,) = json_lines(line)
@@ -144,17 +147,25 @@ class UpFleet(Fleet):
 
     def ends_with(self, member: Member) -> list[Member]:
         """All end with the supervisor."""
-        return self.of("supervisor", "router", "prefill", "decode") if member.kind == "supervisor" else []
+        if member.kind != "supervisor":
+            return []
+        own_nats = self.of("nats") if self.scenario.own_nats else []
+        return [*self.of("supervisor", "router", "prefill", "decode"), *own_nats]
 
     def _add_members(self) -> None:
-        url = self._add_nats()
         workers, scenario = {"prefill": self.scenario.prefill, "decode": self.scenario.decode}, self.scenario
-        self._wanted = {"prefill": scenario.prefill, "decode": scenario.decode, "router": 1}
+        self._wanted = {"prefill": scenario.prefill, "decode": scenario.decode, "router": scenario.routers, "nats": 1}
+        if scenario.own_nats:
+            self._wanted["nats"] = scenario.own_nats
+            nats: dict[str, Any] = {"servers": scenario.own_nats, "store_dir": str(self.disk.folder / "nats")}
+        else:
+            nats = {"url": self._add_nats()}
         limits = {f"{end}_{role}": count for end in ("min", "max") for role, count in workers.items()}
         config = merged(
             BASE, scenario.sections(self.device, self.disk.folder), {"planner": PLANNER | {"limits": limits}}
         )
-        config = merged(config, {"model": self.model, "nats": {"url": url}, "workers": workers})
+        config = merged(config, {"model": self.model, "nats": nats, "workers": workers})
+        config = merged(config, {"router": {"replicas": scenario.routers}})
         self.config_file.write_text(yaml.safe_dump(config))
         self.members[SUPERVISOR] = self._supervisor()
 
