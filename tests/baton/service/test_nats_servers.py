@@ -1,4 +1,4 @@
-"""A service with three NATS servers of its own: each may die, with its machine too, and nothing else ends."""
+"""The NATS servers of a service, its own or others': each may die, with its machine too, and nothing else ends."""
 
 import asyncio
 import os
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.nats_server import NATS
+from baton.service.nats_server import NATS, NatsServer
 from baton_proto.generated import inference_pb2 as pb
 from runtime.address import parse_address
 from runtime.calls.router import Client
 from runtime.security.secret import Secret
 from tests.baton.service.test_service_run import KEY, WAIT_S, Told, blocks_after_a_request, running
+from tests.freezing import freeze
 from tests.ray_cluster import HEAD_ADDRESS, ray_cluster
 
 NAMES = ["nats-1", "nats-2", "nats-3"]
@@ -64,6 +65,26 @@ async def test_on_a_ray_cluster_they_are_on_three_nodes_and_one_whose_node_dies_
                 await blocks_after_a_request(told, expected_cached=0)
                 await trees_are_equal(told)
                 assert not task.done()
+
+
+@pytest.mark.parametrize("how", ["killed", "wiped", "stopped"])
+async def test_a_server_of_somebody_else_may_be_away_and_nothing_ends(nats_server: NatsServer, how: str) -> None:
+    async with running(nats={"url": nats_server.url}, workers=WORKERS) as (told, task):
+        pids = dict(told.pids)
+        held = await blocks_after_a_request(told, expected_cached=0)
+        if how == "stopped":
+            freeze(nats_server.pid)
+        else:
+            await nats_server.kill()
+        for _ in range(3):
+            assert await blocks_after_a_request(told, expected_cached=96) == held
+        if how == "stopped":
+            os.kill(nats_server.pid, signal.SIGCONT)
+        else:
+            await nats_server.restart(lose_storage=how == "wiped")
+        await trees_are_equal(told)
+        assert told.pids == pids
+        assert not task.done()
 
 
 def host_of(told: Told, name: str) -> str:
