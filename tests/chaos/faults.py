@@ -157,10 +157,12 @@ async def _routers_frozen(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     for member in members:
         member.expected_end = True
     async with _unable(fleet, members, strike.fault):
-        for member in members:
-            member.signal(signal.SIGSTOP)
         try:
-            await asyncio.wait_for(asyncio.gather(*(member.ended() for member in members)), REPLACED_S)
+            async with asyncio.timeout(REPLACED_S):
+                while any(member.alive for member in members):
+                    for member in members:
+                        member.signal(signal.SIGSTOP)  # again: another fault may have let it go on
+                    await asyncio.sleep(0.1)
         except TimeoutError:
             fleet.problems.append("a router that hangs was not replaced")
         yield
