@@ -38,6 +38,7 @@ RECONNECT_WAIT_S = 0.25
 TELL_AFTER_S = 1.0  # whoever waits longer for the first connection says so
 PING_INTERVAL_S = 5  # a frozen server is noticed after two intervals
 REQUEST_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 
 LOGIN_REMEDY = (
     "the login is missing or wrong. It comes of BATON_CLUSTER_KEY, BATON_NATS_USER and BATON_NATS_PASSWORD, "
@@ -245,8 +246,8 @@ class NatsClient:
             self._drop_buffered()  # or nats-py writes it to the dead connection, fails and leaves its tasks running
         self._give_up_requests()
         try:
-            await self._client.close()
-        except OSError as error:
+            await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT_S)
+        except OSError as error:  # TimeoutError: as of a frozen server, which does not end its TLS
             log.debug("connection lost while closing", client=self.name, error=str(error))
 
     async def _connect(self, url: str, login: NatsLogin) -> None:

@@ -11,6 +11,10 @@ from nats.js.api import StorageType, StreamConfig
 from baton.service.nats_server import NatsServer
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
+from runtime.security.cluster_key import NATS, ClusterKey
+from runtime.security.nats_login import OWN_USER, NatsLogin
+from runtime.security.secret import Secret
+from tests.freezing import freeze
 from tests.open_files import open_files
 
 STREAM = StreamConfig(name="THINGS", subjects=["things.*"], allow_direct=True)
@@ -138,3 +142,21 @@ async def test_closing_while_the_server_is_away_leaves_no_task_behind(nats_serve
     await client.close()
     await asyncio.sleep(0.01)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_connection_with_tls_is_closed_though_its_server_is_frozen(connected: bool) -> None:
+    key = ClusterKey(Secret("k" * 64), "on")
+    login = NatsLogin(OWN_USER, key.derive(NATS), tls=key.tls)
+    server = NatsServer(login=login)
+    await server.start()
+    client = await connect(server.url, "test", timeout_s=60, login=login)
+    if not connected:
+        await server.kill()
+        await server.start()
+    freeze(server.pid)
+    try:
+        await asyncio.wait_for(client.close(), 20)  # the end of TLS would be waited for for 30 s
+    finally:
+        await server.kill()
+        await server.stop()
