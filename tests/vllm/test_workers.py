@@ -112,9 +112,17 @@ async def every_sampling_parameter_is_taken(service: Service, tokenizer: Tokeniz
     told = await ask(service, prompt, 4, logprobs=3, ignore_eos=True)
     assert [len(token.top) for token in told.choices[0].logprobs] == [3] * 4
     assert all(token.top[0].logprob == pytest.approx(token.logprob) for token in told.choices[0].logprobs)
+    scored = await ask(service, prompt, 4, prompt_logprobs=2, ignore_eos=True)
+    assert scored.token_ids == plain.token_ids[:4]
+    assert [one.token_id for one in scored.prompt_logprobs] == prompt[1:]
+    assert all(len(one.top) == 2 and one.top[0].logprob >= one.logprob for one in scored.prompt_logprobs)
+    assert scored.usage.cached_tokens == 0
     many = await ask(service, prompt, 4, n=2)
     assert len(many.choices) == 2
     word = tokenizer.decode([plain.token_ids[3]])
+    assert word not in (await ask(service, prompt, 8, ignore_eos=True, bad_words=[word])).choices[0].text
+    two = plain.token_ids[:2]
+    assert {*(await ask(service, prompt, 8, ignore_eos=True, allowed_token_ids=two)).token_ids} <= {*two}
     cut = await ask(service, prompt, 8, ignore_eos=True, stop=[word])
     assert word not in cut.choices[0].text
 

@@ -121,8 +121,7 @@ class OpenAIDialect:
         """Raises InvalidRequestError."""
         body = decode_body(data, self._body)
         options, prompts = body.options(), body.prompts()
-        whole = body.truncate_prompt_tokens is None
-        texts = [prompt if isinstance(prompt, str) and whole else None for prompt in prompts]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         told = Told(bool(body.return_tokens_as_token_ids), body.with_reasoning, _begun(prompts) if body.echo else "")
         form = _Form(body.include_usage, body.running_usage, bool(body.return_token_ids), body.wish(), texts, told)
         kept = Kept(body.truncate_prompt_tokens, body.truncation_side)

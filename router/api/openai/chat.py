@@ -8,7 +8,8 @@ from msgspec import UNSET, Struct, UnsetType
 from baton_proto.sampling import TokenLogprobs
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
-from router.api.openai.shown_prompt import Detail, JsonLists, finite, naming
+from router.api.openai.shown_prompt import Detail, JsonLists
+from router.api.openai.token_names import TokenNames, finite
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 from router.text.tokenizer import Tokenizer
@@ -122,6 +123,7 @@ class ChatAnswer:
         ]
         self._begun: set[int] = set()
         self._reasoning_tokens: int | None = None  # None: nothing was taken apart
+        self._names = [TokenNames(tokenizer, wanted.told.as_ids) for _ in range(wanted.num_choices)]
         self._lists = [JsonLists() for _ in range(wanted.num_choices)]  # log-probabilities of each choice
         self._prompt_lists: JsonLists | None = None
 
@@ -175,7 +177,7 @@ class ChatAnswer:
             _add(choice.message, event)
         choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         if choice.logprobs is not None:
-            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, piece, self._wanted.told.as_ids))
+            self._lists[piece.index].add("content", token_logprobs(self._tokenizer, self._names[piece.index], piece))
         if choice.token_ids is not UNSET:
             choice.token_ids += piece.token_ids
 
@@ -215,20 +217,21 @@ class ChatAnswer:
         return ChatChunk(heading.id, heading.created, heading.model, [choice], usage, prompt_token_ids=prompt)
 
     def _logprobs(self, piece: Piece) -> ChoiceLogprobs:
-        return ChoiceLogprobs(token_logprobs(self._tokenizer, piece, self._wanted.told.as_ids))
+        return ChoiceLogprobs(token_logprobs(self._tokenizer, self._names[piece.index], piece))
 
 
-def token_logprobs(tokenizer: Tokenizer, piece: Piece, as_ids: bool = False) -> list[TokenLogprob]:
-    """Returns one per token, if the request asks for them. `as_ids`: see naming."""
-    name_of = naming(tokenizer, as_ids)
+def token_logprobs(tokenizer: Tokenizer, names: TokenNames, piece: Piece) -> list[TokenLogprob]:
+    """Returns one per token, if the request asks for them. Bytes are each token's own, unless it is told by its id."""
 
     def spelled(token_id: int, logprob: float) -> TopLogprob:
-        token = name_of(token_id).encode() if as_ids else tokenizer.token_bytes(token_id)
-        return TopLogprob(token.decode("utf-8", "replace"), finite(logprob), list(token))
+        name = names.of(token_id)
+        told = name.encode() if names.as_ids else tokenizer.token_bytes(token_id)
+        return TopLogprob(name, finite(logprob), list(told))
 
     def one(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
-        sampled = spelled(token_id, logprobs.logprob)
-        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, [spelled(*other) for other in logprobs.top])
+        sampled, top = spelled(token_id, logprobs.logprob), [spelled(*other) for other in logprobs.top]
+        names.next(token_id)
+        return TokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top)
 
     return list(map(one, piece.token_ids, piece.logprobs))
 

@@ -6,14 +6,13 @@ A request may have several prompts; choice j of prompt i has the index i * n + j
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.openai.answers import Heading, RunningUsage, Usage, Wanted, usage_of
-from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, NameOf, ShownPrompt, by_name, finite, naming
+from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, ShownPrompt
+from router.api.openai.token_names import TokenNames, finite
 from router.requests.request import Finished, Piece
-from router.text.detokenizer import Detokenizer, make_detokenizer
 from router.text.tokenizer import Tokenizer
 
 
@@ -55,8 +54,8 @@ class CompletionAnswer:
             for index in indices
         ]
         self._lists = [JsonLists() for _ in indices]  # log-probabilities of each choice, with its prompt's
-        name_of = naming(tokenizer, wanted.told.as_ids)
-        self._writers = [_LogprobWriter(tokenizer, name_of) if wanted.logprobs else None for _ in indices]
+        as_ids = wanted.told.as_ids
+        self._writers = [_LogprobWriter(TokenNames(tokenizer, as_ids)) if wanted.logprobs else None for _ in indices]
         self._prompts = {index: _Prompt(shown) for index, shown in enumerate(wanted.shown)}  # by choice
         self._begun: set[int] = set()
 
@@ -85,7 +84,7 @@ class CompletionAnswer:
 
     def _end_prompt(self, piece: Piece, prompt: "_Prompt") -> None:
         if (writer := self._writers[piece.index]) is not None:
-            writer.offset = prompt.shown.num_chars
+            writer.offset = prompt.shown.end
 
     def chunks(self, piece: Piece) -> Iterator[Struct]:
         choice = self._choice(piece)
@@ -94,7 +93,7 @@ class CompletionAnswer:
 
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
-            yield self._completion([], self._usage(finished))
+            yield self._completion([], usage_of(finished))
 
     def failure(self, status: int, error: ErrorBody) -> Struct:
         return ErrorAnswer(error)
@@ -114,19 +113,12 @@ class CompletionAnswer:
         for index, prompt in self._prompts.items():
             if prompt.shown.wish.details is not None:
                 self._choices[index].prompt_logprobs = self._lists[index].whole("prompt_logprobs")
-        return self._completion(self._choices, self._usage(finished))
+        return self._completion(self._choices, usage_of(finished))
 
     def _add_logprobs(self, index: int, logprobs: Logprobs | None) -> None:
         if logprobs is not None:
             for name in Logprobs.__struct_fields__:
                 self._lists[index].add(name, getattr(logprobs, name))
-
-    def _usage(self, finished: Finished) -> Usage:
-        """An output that nobody wants is not counted."""
-        usage = usage_of(finished)
-        if not any(prompt.shown.wish.no_output for prompt in self._prompts.values()):
-            return usage
-        return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
 
     def _completion(self, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
         return Completion(self._heading.id, self._heading.created, self._heading.model, choices, usage)
@@ -169,21 +161,19 @@ class _Prompt:
 
 
 class _LogprobWriter:
-    """Knows where in the text of a choice each token begins; tokens of one split character begin at the same place."""
+    """Knows where the name of each token of a choice begins."""
 
-    def __init__(self, tokenizer: Tokenizer, name_of: NameOf) -> None:
-        self._name_of = name_of
-        self._detokenizer: Detokenizer = make_detokenizer(tokenizer)
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
         self.offset = 0
 
     def write(self, piece: Piece) -> Logprobs:
         written = Logprobs()
         if piece.logprobs:
             for token_id, logprobs in zip(piece.token_ids, piece.logprobs, strict=True):
-                written.tokens.append(self._name_of(token_id))
+                written.top_logprobs.append(self._names.top(logprobs.top, token_id, logprobs.logprob))
+                written.tokens.append(self._names.next(token_id))
                 written.token_logprobs.append(finite(logprobs.logprob))
-                top = by_name(self._name_of, logprobs.top, token_id, logprobs.logprob)
-                written.top_logprobs.append(top)
                 written.text_offset.append(self.offset)
-                self.offset += len(self._detokenizer.push((token_id,)))
+                self.offset += len(written.tokens[-1])
         return written

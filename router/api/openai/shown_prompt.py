@@ -3,7 +3,7 @@
 The parts are small, and making one takes a few ms at most: a prompt may have a hundred thousand tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,33 +12,12 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from baton_proto.sampling import PromptLogprobs
+from router.api.openai.token_names import TokenNames, finite
 from router.api.wishes.prompt_logprobs import Row, rows_in_parts
 from router.text.detokenizer import make_detokenizer
 from router.text.tokenizer import Tokenizer
 
 encode_json = msgspec.json.Encoder().encode
-
-LEAST_LOGPROB: Final = -9999.0  # JSON has no infinity; OpenAI writes this
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
-
-
-NameOf = Callable[[int], str]
-"""What a token is called beside its log-probability: its text, or its id."""
-
-
-def naming(tokenizer: Tokenizer, as_ids: bool) -> NameOf:
-    return "token_id:{}".format if as_ids else tokenizer.token_text
-
-
-def by_name(name_of: NameOf, top: Sequence[tuple[int, float]], token_id: int, logprob: float) -> dict[str, float]:
-    """Name of a token -> its log-probability, as the API has it; the token itself is always among them."""
-    told: dict[str, float] = {}
-    for other_id, value in (*top, (token_id, logprob)):
-        told.setdefault(name_of(other_id), finite(value))
-    return told
 
 
 class PromptWish(Struct, frozen=True):
@@ -88,50 +67,40 @@ class ShownPrompt:
         wish: PromptWish,
         as_ids: bool = False,
     ) -> None:
-        """`text`: the caller's own; None: the tokens are all that the caller gave. `as_ids`: see naming."""
+        """`text`: the caller's own; None: the tokens are all that the caller gave. `as_ids`: see TokenNames."""
         self.wish = wish
-        self.num_chars = 0  # of what was shown
+        self.end = 0  # of what was shown, as `text_offset` counts
         self._tokenizer = tokenizer
-        self._name_of = naming(tokenizer, as_ids)
+        self._names, self._texts = TokenNames(tokenizer, as_ids), TokenNames(tokenizer)
         self._tokens = tokens
         self._text = text if wish.echo else None
 
     def parts(self, found: PromptLogprobs | None) -> Iterator[Part]:
         """`found`: where log-probabilities were asked for."""
-        detokenizer, offset = make_detokenizer(self._tokenizer, self._marks()), 0
+        is_spelled = self.wish.echo and self._text is None
+        detokenizer = make_detokenizer(self._tokenizer, self._tokenizer.hidden_token_ids)
         for number, rows in enumerate(rows_in_parts(self._tokens, found)):
             part = Part(logprobs=None if self.wish.logprobs is None else Logprobs())
             for row in rows:
-                text = detokenizer.push((row.token_id,)) if self.wish.echo else ""
-                if self._text is None:
-                    part.text += text
-                self._add(part, row, offset)
-                offset += len(text)
+                if is_spelled:
+                    part.text += detokenizer.push((row.token_id,))
+                self._add(part, row)
             if self._text is not None and number == 0:
                 part.text = self._text
             yield part
         if rest := detokenizer.flush():
-            offset += len(rest)
-            if self._text is None:
-                yield Part(rest)
-        self.num_chars = offset if self._text is None else len(self._text)
+            yield Part(rest)
 
-    def _marks(self) -> frozenset[int]:
-        """Special tokens that the caller's text spells out."""
-        if self._text is None:
-            return frozenset()
-        special = self._tokenizer.hidden_token_ids.intersection(np.unique(self._tokens).tolist())
-        return frozenset(token_id for token_id in special if self._tokenizer.token_text(token_id) in self._text)
-
-    def _add(self, part: Part, row: Row, offset: int) -> None:
+    def _add(self, part: Part, row: Row) -> None:
         if (told := part.logprobs) is not None:
-            told.tokens.append(self._name_of(row.token_id))
-            told.token_logprobs.append(None if row.logprob is None else finite(row.logprob))
-            top = row.top[: self.wish.logprobs]
+            logprob = row.logprob
             told.top_logprobs.append(
-                None if row.logprob is None else by_name(self._name_of, top, row.token_id, row.logprob)
+                None if logprob is None else self._names.top(row.top[: self.wish.logprobs], row.token_id, logprob)
             )
-            told.text_offset.append(offset)
+            told.tokens.append(self._names.next(row.token_id))
+            told.token_logprobs.append(None if logprob is None else finite(logprob))
+            told.text_offset.append(self.end)
+            self.end += len(told.tokens[-1])
         if self.wish.details is not None:
             part.details.append(self._detail(row, row.logprob, self.wish.details))
 
@@ -141,7 +110,8 @@ class ShownPrompt:
         ranked = [(token_id, value, rank) for rank, (token_id, value) in enumerate(row.top[:count], 1)]
         told: dict[int, Detail] = {}
         for token_id, value, rank in ((row.token_id, logprob, row.rank), *ranked):
-            told.setdefault(token_id, Detail(finite(value), rank, self._tokenizer.token_text(token_id)))
+            told.setdefault(token_id, Detail(finite(value), rank, self._texts.of(token_id)))
+        self._texts.next(row.token_id)
         return told
 
 

@@ -210,7 +210,10 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     def wish(self) -> PromptWish:
         if not self.echo:
             return super().wish()
-        return PromptWish(True, self.logprobs, super().wish().details, self._no_output)
+        details = super().wish().details
+        if details is None and not self.stream:
+            details = self.logprobs
+        return PromptWish(True, self.logprobs, details, self._no_output)
 
     def prompts(self) -> Sequence[Prompt]:
         if isinstance(self.prompt, str):

@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct
 from router.api.http.errors import ErrorBody
 from router.api.openai.answers import CompletionTokensDetails
 from router.api.openai.chat import TokenLogprob, token_logprobs
+from router.api.openai.token_names import TokenNames
 from router.api.responses.output import (
     CallEvent,
     Incomplete,
@@ -40,7 +41,7 @@ class ResponseAnswer:
         """`response`: what was asked; `keep`: for the response when it is complete; `called_as`: by the names that
         calls have in the answer."""
         self._response = response
-        self._tokenizer = tokenizer
+        self._tokenizer, self._names = tokenizer, TokenNames(tokenizer)
         self._keep = keep
         self._called_as = called_as
         self._begun = False
@@ -63,7 +64,7 @@ class ResponseAnswer:
             self._begun = True
             yield ResponseEvent("response.created", self._next(), self._response)
             yield ResponseEvent("response.in_progress", self._next(), self._response)
-        self._logprobs += token_logprobs(self._tokenizer, piece)
+        self._logprobs += token_logprobs(self._tokenizer, self._names, piece)
         self._cut = piece.finish_reason == "length"
         self._reasoning_tokens += piece.reasoning_tokens
         for event in piece.events:

@@ -15,7 +15,7 @@ from baton_proto.sampling import MAX_PROMPT_LOGPROBS, PromptLogprobs, SamplingPa
 from router.requests.request import GenerateRequest
 from runtime.errors import InvalidRequestError
 
-MAX_VALUES_OF_CALL: Final = 262_144  # of all prompts and choices together: 15 to 35 MB of JSON
+MAX_VALUES_OF_CALL: Final = 262_144  # of all prompts and choices together: 15 to 45 MB of JSON
 VALUES_AT_ONCE: Final = 1024  # 3 ms; a row takes as long as ROW_COST values
 ROW_COST: Final = 4
 TOKENS_AT_ONCE: Final = 1024  # likewise, where their texts alone are wanted

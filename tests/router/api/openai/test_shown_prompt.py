@@ -51,7 +51,6 @@ def test_a_long_echo_comes_in_parts_whose_texts_are_the_prompt(tokenizer: Tokeni
     parts = list(shown.parts(None))
     assert len(parts) > 3
     assert "".join(part.text for part in parts) == text
-    assert shown.num_chars == len(text)
 
 
 @pytest.mark.parametrize("text", ["What is?", None], ids=["text", "tokens"])
@@ -63,7 +62,7 @@ def test_a_prompt_of_which_details_alone_are_wanted_is_not_part_of_the_text(
     parts = list(shown.parts(made_up(len(tokens) - 1, 1)))
     assert sum(len(part.details) for part in parts) == len(tokens)
     assert "".join(part.text for part in parts) == ""
-    assert shown.num_chars == 0
+    assert shown.end == 0
 
 
 def test_a_character_that_the_prompt_leaves_unfinished_is_shown_as_such(tokenizer: Tokenizer) -> None:

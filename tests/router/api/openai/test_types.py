@@ -141,6 +141,10 @@ def test_an_echo_asks_for_log_probabilities_of_the_prompt() -> None:
     body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "prompt_logprobs": 5}', CompletionBody)
     assert options.given["prompt_logprobs"] == 5
     assert body.wish() == PromptWish(echo=True, logprobs=2, details=5)
+    body, _, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2}', CompletionBody)
+    assert body.wish() == PromptWish(echo=True, logprobs=2, details=2)
+    body, _, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "stream": true}', CompletionBody)
+    assert body.wish() == PromptWish(echo=True, logprobs=2)
     body, options, _ = read_body(b'{"prompt": "a", "echo": true, "logprobs": 2, "max_tokens": 0}', CompletionBody)
     assert (options.given["max_tokens"], options.given["prompt_logprobs"]) == (1, 2)
     assert options.name_of("prompt_logprobs") == "logprobs"
