@@ -1,11 +1,11 @@
 """From logits to tokens, one row per sequence: penalties, truncation, seeded noise.
 
-The order of operations is vLLM's: grammar, min_tokens mask, allowed tokens, bad words,
-logit_bias, penalties; then argmax (greedy), or
-temperature, min_p, top_k, top_p and a draw. All of it is batched tensor code on the logits' device. An operation runs
-for the rows that ask for it alone, so a batch of plain greedy rows is one argmax.
+The order of operations is vLLM's: masks (grammar, allowed tokens, bad words, min_tokens), logit_bias, penalties; then
+argmax (greedy), or temperature, min_p, top_k, top_p and a draw. All of it is batched tensor code on the logits' device.
+An operation runs for the rows that ask for it alone, so a batch of plain greedy rows is one argmax.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence as Run
 
 import numpy as np
@@ -31,13 +31,12 @@ class Sampler:
         params = [sequence.sampling for sequence in sequences]
         drawn = _rows(params, lambda p: not p.is_greedy)
         adjusted = any(map(_adjusts, params)) or any(map(is_short, sequences))
-        adjusted = adjusted or any(sequence.matcher is not None for sequence in sequences)
+        adjusted = adjusted or any(map(_has_mask, sequences))
         scores = logits
         if adjusted:
             scores = logits.to(torch.float32, copy=True)
-            _forbid_unmatched(scores, sequences)
+            _forbid_masked(scores, sequences)
             self._forbid_stops(scores, sequences)
-            _forbid_by_caller(scores, sequences)
             _add_bias(scores, params)
             _penalize(scores, sequences)
         tokens = scores.argmax(dim=-1)
@@ -70,8 +69,8 @@ class Sampler:
 
 
 def is_masked(sequence: Sequence) -> bool:
-    """Whether the next token depends on a mask of the grammar too, and on nothing else."""
-    return sequence.needs is Needs.MASK and sequence.matcher is not None
+    """Whether the next token depends on a mask too, and on nothing else."""
+    return sequence.needs is Needs.MASK and (sequence.matcher is not None or not is_short(sequence))
 
 
 def is_short(sequence: Sequence) -> bool:
@@ -79,14 +78,53 @@ def is_short(sequence: Sequence) -> bool:
 
 
 def fill_rows(sequences: Iterable[Sequence], words: Words) -> None:
-    """Fills words [n, num_words] with the tokens that the grammars of n sequences allow. min_tokens and ignore_eos give
-    way where a grammar allows nothing but the end."""
-    asked = []
-    for sequence in sequences:
-        assert sequence.matcher is not None
-        ends = not (sequence.sampling.ignore_eos or is_short(sequence))
-        asked.append(Asked(sequence.matcher, sequence.output_from(sequence.matcher.num_read), ends))
-    fill_masks(asked, words)
+    """Fills words [n, num_words] with the tokens that grammar and caller allow each of n sequences. min_tokens and
+    ignore_eos give way where a grammar allows nothing but the end, and a caller's mask where nothing would be left."""
+    sequences = list(sequences)
+    asked, rows = [], []
+    for row, sequence in enumerate(sequences):
+        if sequence.matcher is not None:
+            ends = not (sequence.sampling.ignore_eos or is_short(sequence))
+            asked.append(Asked(sequence.matcher, sequence.output_from(sequence.matcher.num_read), ends))
+            rows.append(row)
+    if len(rows) == len(words):
+        fill_masks(asked, words)
+    else:
+        words[:] = -1  # all
+        if rows:
+            masks = np.empty((len(rows), words.shape[1]), dtype=np.int32)
+            fill_masks(asked, masks)
+            words[rows] = masks
+    for row, sequence in zip(words, sequences, strict=True):
+        _narrow(row, sequence)
+
+
+def _narrow(row: Words, sequence: Sequence) -> None:
+    """Leaves the allowed tokens [num_words], without those that would complete a bad word."""
+    if allowed := sequence.sampling.allowed_token_ids:
+        _keep(row, row & _bits(allowed, len(row)))
+    if words := sequence.sampling.bad_word_ids:
+        output = sequence.output_token_ids
+        last = [word[-1] for word in words if len(word) == 1 or output[1 - len(word) :] == list(word[:-1])]
+        _keep(row, row & ~_bits(tuple(last), len(row)))
+
+
+def _keep(row: Words, kept: Words) -> None:
+    if kept.any():
+        row[:] = kept
+
+
+@functools.lru_cache(maxsize=64)
+def _bits(token_ids: tuple[int, ...], num_words: int) -> Words:
+    bits = np.zeros(num_words, dtype=np.uint32)
+    ids = np.array(token_ids, dtype=np.int64)
+    np.bitwise_or.at(bits, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return bits.view(np.int32)
+
+
+def _has_mask(sequence: Sequence) -> bool:
+    p = sequence.sampling
+    return sequence.matcher is not None or bool(p.allowed_token_ids) or bool(p.bad_word_ids)
 
 
 def _rows(params: Run[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
@@ -107,16 +145,16 @@ def _has_penalty(p: SamplingParams) -> bool:
 
 
 def _adjusts(p: SamplingParams) -> bool:
-    return bool(p.logit_bias) or bool(p.bad_word_ids) or bool(p.allowed_token_ids) or _has_penalty(p)
+    return bool(p.logit_bias) or _has_penalty(p)
 
 
 def _truncates(p: SamplingParams) -> bool:
     return p.top_k > 0 or p.top_p < 1 or p.min_p > 0
 
 
-def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence]) -> None:
-    """Forbids what the grammars of sequences do not allow. Invariant: every row keeps a token."""
-    rows = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
+def _forbid_masked(scores: Tensor, sequences: Run[Sequence]) -> None:
+    """Forbids what the masks of sequences do not allow. Invariant: every row keeps a token."""
+    rows = [row for row, sequence in enumerate(sequences) if _has_mask(sequence)]
     if not rows:
         return
     words = np.empty((len(rows), -(-scores.shape[1] // 32)), dtype=np.int32)
@@ -125,32 +163,6 @@ def _forbid_unmatched(scores: Tensor, sequences: Run[Sequence]) -> None:
     allowed = torch.from_numpy(bits).to(scores.device, torch.bool)
     at = _index(rows, scores)
     scores[at] = scores[at].masked_fill(~allowed, float("-inf"))
-
-
-def _forbid_by_caller(scores: Tensor, sequences: Run[Sequence]) -> None:
-    """Forbids all but the allowed tokens, and the last tokens of bad words, row by row. Invariant: every row keeps a
-    token."""
-    for row, sequence in enumerate(sequences):
-        allowed, words = sequence.sampling.allowed_token_ids, sequence.sampling.bad_word_ids
-        if allowed:
-            kept = torch.full_like(scores[row], float("-inf"))
-            at = _index(list(allowed), scores)
-            kept[at] = scores[row, at]
-            _put(scores, row, kept)
-        if words:
-            kept = scores[row].clone()
-            kept[_index(_last_tokens(words, sequence.output_token_ids), scores)] = float("-inf")
-            _put(scores, row, kept)
-
-
-def _put(scores: Tensor, row: int, kept: Tensor) -> None:
-    if kept.max() > float("-inf"):
-        scores[row] = kept
-
-
-def _last_tokens(words: Run[Run[int]], output: list[int]) -> list[int]:
-    """The tokens that would complete one of the words, whose others end the output."""
-    return [word[-1] for word in words if len(word) == 1 or output[1 - len(word) :] == list(word[:-1])]
 
 
 def _add_bias(scores: Tensor, params: Run[SamplingParams]) -> None:

@@ -76,8 +76,12 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     logit_bias: Annotated[dict[Small, float], Meta(max_length=1024), Rule(-100.0, 100.0, Needs.LOGITS, most=1024)] = {}
     grammar: Annotated[Grammar | None, Rule(needs=Needs.MASK)] = None  # what the answer must look like
     prompt_logprobs: Annotated[Small | None, Rule(0, 20, Needs.KERNEL)] = None  # as logprobs, of the prompt's tokens
-    bad_words: Annotated[tuple[Text, ...], Meta(max_length=MAX_BAD_WORDS), Rule(most=MAX_BAD_WORDS)] = ()
-    allowed_token_ids: Annotated[tuple[Small, ...], Meta(max_length=MAX_ALLOWED), Rule(most=MAX_ALLOWED, least=1)] = ()
+    bad_words: Annotated[
+        tuple[Text, ...], Meta(max_length=MAX_BAD_WORDS), Rule(needs=Needs.MASK, most=MAX_BAD_WORDS)
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[Small, ...], Meta(max_length=MAX_ALLOWED), Rule(needs=Needs.MASK, most=MAX_ALLOWED, least=1)
+    ] = ()
     vllm_xargs: Annotated[XArgs, Rule(most=MAX_XARGS)] = {}  # vLLM's alone
     # No parameters of a request:
     is_seeded: bool = False  # the seed is the caller's

@@ -115,8 +115,10 @@ def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:
     both(files, params, seed=2)
 
 
-def test_grammars_beside_what_kernel_and_sampler_draw(files: ModelFiles) -> None:
+def test_masks_beside_what_kernel_and_sampler_draw(files: ModelFiles) -> None:
+    words = {"bad_words": ("x",), "bad_word_ids": ((77,), (30, 40), (40, 30))}
     params = [
+        SamplingParams(max_tokens=5, seed=6, temperature=1.5, min_tokens=2, allowed_token_ids=(30, 40, 77), **words),
         SamplingParams(max_tokens=7, seed=1, temperature=0.0, grammar=LETTERS),
         SamplingParams(max_tokens=4, seed=2, temperature=0.8),
         SamplingParams(max_tokens=7, seed=3, temperature=0.9, grammar=LETTERS),

@@ -15,6 +15,7 @@ VOCAB = 40
 OUTPUT = list(range(5, 25))
 ROWS = pytest.mark.parametrize("row", PARAMETERS.values(), ids=list(PARAMETERS))
 ROUTERS = ("bad_words", "vllm_xargs")  # engines know the words by their tokens, ours no xargs
+MASKS = ("grammar", "bad_words", "allowed_token_ids")
 GRAMMAR = ("grammar",)  # needs a matcher: tests/baton/test_grammars.py
 ENGINES = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")  # decide about the end of a sequence
 SCORES = ("prompt_logprobs",)  # tests/engine/runners/test_prompt_scores.py
@@ -56,7 +57,7 @@ def test_only_what_the_kernel_or_the_engine_applies_is_plain(row: Parameter) -> 
         is_short = row.name == "min_tokens" and value > len(OUTPUT)
         assert Sampler(EOS).is_plain(asks) == (row.rule.needs is Needs.KERNEL and not is_short), value
     assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *SCORES, *KERNELS))
-    assert (row.rule.needs is Needs.MASK) == (row.name in GRAMMAR)
+    assert (row.rule.needs is Needs.MASK) == (row.name in MASKS)
 
 
 @ROWS
