@@ -1,5 +1,5 @@
-"""A worker alone in its process: one life with an engine of its own, or a life each time that an engine elsewhere is
-there, each as a new incarnation."""
+"""A worker alone in its process: one life with an engine of its own, or a life each time that a server elsewhere is
+there, each as a new incarnation. A server with several ranks has a worker for each."""
 
 import asyncio
 import time
@@ -9,8 +9,10 @@ from typing import Final
 
 import structlog
 import uvloop
+from msgspec.structs import replace
 
 from baton_proto.discovery import WorkerRecord
+from runtime.config.external import rank_names
 from runtime.config.serving import ServingConfig, load_config
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.collector import calm_collector
@@ -19,7 +21,7 @@ from runtime.telemetry.logging import configure_logging
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
 from worker.engines.table import build_worker_engine, engine_elsewhere
-from worker.process import RoleFactory, announce_ready, serve_worker, shared_parts
+from worker.process import RoleFactory, announce_ready, serve_worker, serve_workers, shared_parts
 
 START_SHARE: Final = 0.8  # of the time that a worker's start may take, for its engine elsewhere to appear
 RETRY_S: Final = 1.0
@@ -56,7 +58,7 @@ async def run_worker(config: ServingConfig, worker_id: str, build_role: RoleFact
 
 
 class Lives:
-    """The lives of a worker whose engine is elsewhere."""
+    """The lives of the workers of a server that is elsewhere."""
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Lives:
     async def live_while_there(self) -> None:
         """Returns after the drain. An engine that is not there, or does not fit, is asked again and again; whoever has
         started the process hears of it, at once when it does not fit, else when the first life is late."""
+        calm_collector()
         deadline_s = time.monotonic() + START_SHARE * self._config.workers.ready_timeout_s
         async with self._engine:
             while not self._stop.is_set():
@@ -93,8 +96,18 @@ class Lives:
 
     async def _live(self) -> None:
         """Returns after the drain. Raises what says that the engine is not there, or is lost."""
-        async with self._engine.life() as assembly, shared_parts(self._config, self._worker_id) as shared:
-            await serve_worker(shared, self._worker_id, self._build_role, assembly, self._stop, self._ready)
+        async with self._engine.life() as engines, shared_parts(self._config, self._worker_id) as shared:
+            ready: list[WorkerRecord] = []
+
+            def on_ready(record: WorkerRecord) -> None:
+                ready.append(record)
+                if len(ready) == len(engines):
+                    self._ready(replace(record, worker_id=self._worker_id))
+
+            await serve_workers(
+                serve_worker(shared, name, self._build_role, assembly, self._stop, on_ready)
+                for name, assembly in zip(rank_names(self._worker_id, len(engines)), engines, strict=True)
+            )
 
     def _tell(self, reason: str) -> None:
         if reason != self._told:

@@ -6,7 +6,6 @@ role of `prefill-3` is prefill.
 """
 
 import argparse
-import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
 from worker.engines.own import build_engine
-from worker.process import RoleFactory, serve_worker, shared_parts
+from worker.process import RoleFactory, serve_worker, serve_workers, shared_parts
 
 THREAD_STACK_BYTES = 256 * 1024  # small: a decode worker has threads for its KV receiver and for each connection
 ROLES: dict[str, RoleFactory] = {"prefill": PrefillWorker, "decode": DecodeWorker}
@@ -58,13 +57,11 @@ async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str
             log.info("ready", workers=len(ready), metrics=record.metrics_address)
 
     async with shared_parts(config, name) as shared:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in worker_ids:
-                    assembly = build_engine(for_prefill_worker(config) if role_of(one) == "prefill" else config)
-                    group.create_task(serve_worker(shared, one, ROLES[role_of(one)], assembly, stop, on_ready))
-        except* BatonError as errors:
-            raise errors.exceptions[0] from None
+        of_role = {"prefill": for_prefill_worker(config), "decode": config}
+        await serve_workers(
+            serve_worker(shared, one, ROLES[role_of(one)], build_engine(of_role[role_of(one)]), stop, on_ready)
+            for one in worker_ids
+        )
 
 
 def role_of(one: str) -> str:

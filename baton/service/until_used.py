@@ -9,8 +9,9 @@ import grpc
 from baton.service.children import Children
 from baton.service.launcher import ROUTER
 from baton_proto.discovery import OTHER_WEIGHTS
-from baton_proto.generated import inference_pb2 as pb
+from baton_proto.generated.inference_pb2 import WorkerStatus
 from runtime.calls.router import Client
+from runtime.config.external import server_of
 from runtime.processes.process import ProcessFailedError
 
 SILENT = "does not answer the other routers"
@@ -39,13 +40,16 @@ async def until_used(worker_ids: Iterable[str], client: Client, children: Childr
                 if living and error.code() is grpc.StatusCode.UNAVAILABLE:
                     continue  # the one that was asked has ended
                 raise ProcessFailedError(ROUTER, f"does not answer: {error.details()}", "") from error
-            seen = {worker.worker_id: worker for worker in status.workers}
-            waits = {name: SILENT for name in living if name not in status.routers} | {
-                name: f"{UNUSED}: {seen[name].note or seen[name].state}" if name in seen else UNKNOWN
-                for name in workers
-                if name not in seen or not _settled(seen[name])
-            }
+            waits = {name: SILENT for name in living if name not in status.routers}
+            waits |= {name: problem for name in workers if (problem := _unused(name, status.workers))}
 
 
-def _settled(worker: pb.WorkerStatus) -> bool:
+def _unused(name: str, workers: Iterable[WorkerStatus]) -> str:
+    """Why the worker is not used, or a rank of it; empty when it is, and where that is not to be waited for."""
+    ranks = [worker for worker in workers if server_of(worker.worker_id) == name]
+    unused = [worker.note or worker.state for worker in ranks if not _settled(worker)]
+    return f"{UNUSED}: {unused[0]}" if unused else "" if ranks else UNKNOWN
+
+
+def _settled(worker: WorkerStatus) -> bool:
     return worker.used or worker.state == "sleeping" or OTHER_WEIGHTS in worker.note

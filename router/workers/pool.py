@@ -19,6 +19,7 @@ from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pace import Pace
 from runtime.calls.worker import WorkerClient
+from runtime.config.external import server_of
 from runtime.discovery.directory import Change
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import InvalidRequestError, WorkerLostError
@@ -64,7 +65,7 @@ class _Ready:
 
 class WorkerPool:
     """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
-    workers that come back when they are away, with their roles."""
+    external servers, which come back when they are away, with their roles."""
 
     def __init__(
         self,
@@ -137,12 +138,13 @@ class WorkerPool:
         return self._ready("decode").that_take(num_tokens)
 
     def away(self) -> list[tuple[str, str]]:
-        """Names and roles of expected workers that are not there."""
-        return [(name, role) for name, role in self._expected.items() if name not in self.workers]
+        """Names and roles of expected servers that are not there."""
+        here = set(map(server_of, self.workers))
+        return [(name, role) for name, role in self._expected.items() if name not in here]
 
     def longest_away(self) -> int:
         """The longest request that an expected worker takes which is not usable now, in tokens; 0: there is none."""
-        here = {worker.record.worker_id for worker in self.ready_decode()}
+        here = {server_of(worker.record.worker_id) for worker in self.ready_decode()}
         return max((longest for name, longest in self._longest.items() if name not in here), default=0)
 
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
@@ -233,8 +235,8 @@ class WorkerPool:
             record, self._router_id, lambda load: self._on_load(key, load), self._changed, self._key, self._pace
         )
         worker = self.workers[record.worker_id] = PooledWorker(record, link, self._misfit(record))
-        if record.worker_id in self._longest:
-            self._longest[record.worker_id] = record.max_model_len
+        if (server := server_of(record.worker_id)) in self._longest:
+            self._longest[server] = record.max_model_len
         if worker.misfit:
             log.warning("worker is not used", worker=key[0], reason=worker.misfit)
 

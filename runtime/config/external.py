@@ -12,11 +12,12 @@ from runtime.config.types import Text
 WorkerName = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z", description="a name of up to 64 letters, digits, - and _")
 ]
-OWN_NAMES = re.compile(r"(prefill|decode|workers|router)-\d+|nats")  # of the processes that we name ourselves
+OWN_NAMES = re.compile(r"(prefill|decode|workers|router)-\d+|nats|.*-dp\d+")  # of what we name ourselves
+RANK = re.compile(r"-dp\d+\Z")
 
 
 class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    name: WorkerName  # of the worker, in discovery and wherever workers are named
+    name: WorkerName  # of the worker, in discovery and wherever workers are named; those of several ranks end in -dpN
     address: Text  # http://HOST:PORT of `vllm serve`
     events: Text  # tcp://HOST:PORT: `endpoint` of its --kv-events-config
     replay: Text  # tcp://HOST:PORT: `replay_endpoint` of the same
@@ -28,7 +29,8 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if OWN_NAMES.fullmatch(self.name):
-            raise ValueError(f"name is {self.name}, which `baton up` gives to a process of its own: choose another one")
+            problem = "which `baton up` gives to a process of its own, or to a rank: choose another one"
+            raise ValueError(f"name is {self.name}, {problem}")
         _check("address", self.address, ("http", "https"))
         _check("events", self.events, ("tcp", "ipc"))
         _check("replay", self.replay, ("tcp", "ipc"))
@@ -42,6 +44,16 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def where(self) -> str:
         """The name of the worker in errors."""
         return f"external_workers.{self.name}"
+
+
+def rank_names(name: str, ranks: int) -> list[str]:
+    """The workers of a server: one of its own name, or one for each rank that it has."""
+    return [name] if ranks == 1 else [f"{name}-dp{rank}" for rank in range(ranks)]
+
+
+def server_of(worker_id: str) -> str:
+    """The name of the server that an external worker is a rank of, or all of."""
+    return RANK.sub("", worker_id)
 
 
 def _check(key: str, value: str, schemes: tuple[str, ...]) -> None:

@@ -271,7 +271,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     # Engines that already run somewhere as `vllm serve` (docs/vllm.md), each a worker beside those that are started
     # here:
-    #   - name: gpu-7                        # of the worker
+    #   - name: gpu-7                        # of the worker; with --data-parallel-size: gpu-7-dp0, gpu-7-dp1 and so on
     #     address: http://gpu-7:8000
     #     events: tcp://gpu-7:5557           # `endpoint` and `replay_endpoint` of its --kv-events-config
     #     replay: tcp://gpu-7:5558

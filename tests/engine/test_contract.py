@@ -61,7 +61,7 @@ async def external(model: Path) -> AsyncIterator[EngineAssembly]:
         engine = {"block_size": BLOCK}
         config = parse_config({"model": str(model), "external_workers": [told], "engine": engine})
         elsewhere = engine_elsewhere(config, config.external_workers[0])
-        async with elsewhere, elsewhere.life() as assembly:
+        async with elsewhere, elsewhere.life() as (assembly,):
             yield assembly
     await events.close()
 

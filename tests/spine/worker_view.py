@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from baton_proto.worker import InspectReport
 from runtime.calls.worker import WorkerClient
+from runtime.config.external import server_of
 from tests.service import Service
 
 POLL_S = 0.01
@@ -82,7 +83,7 @@ async def until_used(service: Service, timeout_s: float = 45) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             workers = (await service.client.status(60)).workers
-            if {worker.worker_id for worker in workers if worker.used} == alive:
+            if {server_of(worker.worker_id) for worker in workers if worker.used} == alive:
                 return
             await asyncio.sleep(POLL_S)
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import psutil
 
+from engine.vllm.server.ranks import HEADER
 from tests.vllm.environment import PATIENCE_S, START_S, smollm2, variables
 
 MODEL = "smollm2"
@@ -24,7 +26,7 @@ _given: set[int] = set()  # ports of this process's servers
 
 
 class VllmServer:
-    """`max_model_len`, `num_blocks`: of its engine. `flags`: more of them, names and values in turn."""
+    """`max_model_len`, `num_blocks`: of each of its engines. `flags`: more of them, names and values in turn."""
 
     def __init__(
         self,
@@ -33,9 +35,10 @@ class VllmServer:
         max_model_len: int = MAX_MODEL_LEN,
         num_blocks: int = NUM_BLOCKS,
         flags: Sequence[str] = (),
+        ranks: int = 1,
     ) -> None:
-        self._max_model_len, self._num_blocks, self._flags = max_model_len, num_blocks, flags
-        self.port, self._events_port, self._replay_port, self._side_port = _free_ports(4)
+        self._max_model_len, self._num_blocks, self._flags, self._ranks = max_model_len, num_blocks, flags, ranks
+        self.port, self._events_port, self._replay_port, self._side_port = free_ports(4, ranks)
         self._python = python
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
@@ -71,6 +74,7 @@ class VllmServer:
             "--block-size": str(BLOCK),
             "--num-gpu-blocks-override": str(self._num_blocks),
             "--kv-events-config": json.dumps(events),
+            "--data-parallel-size": str(self._ranks),
         }
         arguments = [word for option in options.items() for word in option] + [*self._flags]
         with self._log_file.open("ab") as log:
@@ -87,10 +91,11 @@ class VllmServer:
                     raise AssertionError(self._log_file.read_text()[-4000:])
                 await asyncio.sleep(0.25)
 
-    async def complete(self, token_ids: list[int], max_tokens: int = 1) -> str:
+    async def complete(self, token_ids: list[int], max_tokens: int = 1, rank: int | None = None) -> str:
         """The greedy answer to a prompt."""
+        headers = {} if rank is None else {HEADER: str(rank)}
         body = {"model": MODEL, "prompt": token_ids, "max_tokens": max_tokens, "temperature": 0}
-        answer = await self._client.post("/v1/completions", json=body)
+        answer = await self._client.post("/v1/completions", json=body, headers=headers)
         answer.raise_for_status()
         return str(answer.json()["choices"][0]["text"])
 
@@ -106,8 +111,15 @@ class VllmServer:
         if self._process is not None and self._process.returncode is None:
             os.killpg(self._process.pid, number)
 
+    def processes(self) -> list[psutil.Process]:
+        assert self._process is not None, "start() came before"
+        return psutil.Process(self._process.pid).children(recursive=True)
+
     async def close(self) -> None:
         await self._client.aclose()
+        await self.stop()
+
+    async def stop(self) -> None:
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()
@@ -124,18 +136,21 @@ class VllmServer:
             return False
 
 
-def _free_ports(count: int) -> list[int]:
-    """vLLM takes no port 0 for its events, and binds these half a minute later. None is one that the kernel gives to
-    whoever asks for any, because another process would have it by then."""
+def free_ports(count: int, in_a_row: int = 1) -> list[int]:
+    """`in_a_row`: that many ports from each one on are free. vLLM takes no port 0 for its events, and binds these half
+    a minute later. None is one that the kernel gives to whoever asks for any, because another process would have it by
+    then."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     allowed = range(FIRST_PORT, first) or range(last + 1, 65536) or range(FIRST_PORT, 65536)
     ports: list[int] = []
     while len(ports) < count:
-        port = random.choice(allowed)
-        if port not in _given:
-            with contextlib.suppress(OSError), socket.create_server(("", port)):
+        row = range(port := random.choice(allowed[:-in_a_row]), port + in_a_row)
+        if not _given.intersection(row):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
+                for one in row:
+                    taken.enter_context(socket.create_server(("", one)))
                 ports.append(port)
-                _given.add(port)
+                _given.update(row)
     return ports
 
 

@@ -25,6 +25,7 @@ from tests.engine.vllm.server.imitation import METRICS, Imitation
 from tests.service import Service, running_service
 from tests.spine.prompts import ask
 from tests.spine.worker_view import until_idle
+from tests.vllm.server import free_ports
 
 BLOCK = 16
 PREFIX = 24 * BLOCK  # tokens: with few, it costs as much to compute them as not to
@@ -33,16 +34,20 @@ FIRST_TOKENS = 3
 
 class Counting:
     """A server whose answer to a prompt goes on counting from the prompt's last token. `slow`: it stops after a few
-    tokens, until it is ended."""
+    tokens, until it is ended. `others`: what its further ranks publish."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int = 1) -> None:
         files = resolve_model(str(folder))
         tokenizer = Tokenizer(files.folder, files.config.vocab_size)
         self.http = Imitation(
             self._say, lambda text: [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
         )
         self.has_blocks_of(BLOCK)
-        self.events = Engine()
+        self.http.metrics = "".join(self.http.metrics.replace('"0"', f'"{rank}"') for rank in range(ranks))
+        self.events, *self.others = (Engine() for _ in range(ranks))
+        ports = free_ports(2, in_a_row=ranks)
+        for rank, events in enumerate((self.events, *self.others)):
+            events.port, events.replay_port = (port + rank for port in ports)
         self.slow = False
         self._serving = AsyncExitStack()
 
@@ -52,12 +57,14 @@ class Counting:
         self.http.metrics = idle.replace('block_size="32"', f'block_size="{size}"')
 
     async def start(self) -> None:
-        await self.events.start()
+        for events in (self.events, *self.others):
+            await events.start()
         await self._serving.enter_async_context(self.http.serving())
 
     async def stop(self) -> None:
         await self._serving.aclose()
-        await self.events.stop()
+        for events in (self.events, *self.others):
+            await events.stop()
 
     def worker(self, name: str) -> dict[str, Any]:
         told = {"name": name, "address": f"http://127.0.0.1:{self.http.port}", "model": "m"}
@@ -154,6 +161,30 @@ async def test_servers_elsewhere_are_indexed_chosen_lost_and_found_again(tiny_mo
             await until_found(service, 24)
             answer = await ask(service.client, prompt, 5)
             assert (answer.served_by[0].decode_worker, answer.usage.cached_tokens) == ("gpu-2", PREFIX)
+
+
+async def test_each_rank_of_a_server_is_a_worker_and_all_are_lost_together(tiny_model: Path) -> None:
+    server = Counting(tiny_model, ranks=2)
+    await server.start()
+    sections: dict[str, Any] = {"external_workers": [server.worker("gpu")], "engine": {"block_size": BLOCK}}
+    async with running_service(tiny_model, 0, 0, **sections) as service:
+        await until_there(service, "gpu-dp0", "gpu-dp1")
+        for rank, events in enumerate((server.events, *server.others)):
+            prompt = [10 + rank + at % 200 for at in range(PREFIX + 1)]
+            messages = Messages(rank=rank, block_size=BLOCK)
+            await events.publish(messages.payload(messages.stored([*range(1, 25)], None, prompt[:PREFIX])))
+            await until_found(service, 24 * (rank + 1))
+            answer = await ask(service.client, prompt, 5)
+            assert (answer.served_by[0].decode_worker, answer.usage.cached_tokens) == (f"gpu-dp{rank}", PREFIX)
+            assert server.http.rank == str(rank)
+        await server.stop()
+        await until_away(service, "gpu")
+        await until_found(service, 0)
+        await server.start()
+        await until_there(service, "gpu-dp0", "gpu-dp1")
+    await server.stop()
+    for events in (server.events, *server.others):
+        await events.close()
 
 
 async def test_a_penalized_answer_survives_its_server_and_what_no_server_takes_is_refused_with_the_reason(

@@ -94,11 +94,11 @@ class EngineAssembly:
 
 
 class EngineElsewhere(Protocol):
-    """An engine that somebody else starts and ends: its worker is there while the engine is. Used as a context."""
+    """A server that somebody else starts and ends: its workers are there while it is. Used as a context."""
 
-    def life(self) -> AbstractAsyncContextManager[EngineAssembly]:
-        """Asks whether the engine is there and agrees with the configuration, and watches it in the context. Raises
-        UnavailableError or ConfigError."""
+    def life(self) -> AbstractAsyncContextManager[Sequence[EngineAssembly]]:
+        """Asks whether the server is there and agrees with the configuration, and watches it in the context: an engine
+        for each of its ranks. Raises UnavailableError or ConfigError."""
 
     async def __aenter__(self) -> object: ...
 

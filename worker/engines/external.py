@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, Self
 
 from engine.vllm.events.stream import VllmStream
@@ -12,7 +12,9 @@ from engine.vllm.server.agreement import Facts, agreed
 from engine.vllm.server.cache import ExternalCache
 from engine.vllm.server.core import ServerCore
 from engine.vllm.server.engine import ExternalEngine as Engine
+from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import VllmServer
+from engine.vllm.server.watch import ServerWatch
 from engine.vllm.start import CONNECT_TIMEOUT_S
 from runtime.checkpoint.served_model import served_model
 from runtime.config.external import ExternalWorkerConfig
@@ -44,17 +46,20 @@ class ExternalEngine:
         await self._server.__aexit__(*error)
 
     @asynccontextmanager
-    async def life(self) -> AsyncIterator[EngineAssembly]:
+    async def life(self) -> AsyncIterator[list[EngineAssembly]]:
         facts = await agreed(self._config, self._external, self._files, self._server)
-        async with ServerCore(self._server) as core:
-            yield self._assembled(facts, core)
+        async with AsyncExitStack() as stack, ServerWatch(self._server) as watch:
+            cores = [(rank, ServerCore(self._server, watch, rank)) for rank in facts.ranks]
+            for _, core in cores:
+                await stack.enter_async_context(core)
+            yield [self._assembled(facts, rank, core) for rank, core in cores]
 
-    def _assembled(self, facts: Facts, core: ServerCore) -> EngineAssembly:
+    def _assembled(self, facts: Facts, rank: Rank, core: ServerCore) -> EngineAssembly:
         """Event loop only; quick, because the server is watched meanwhile."""
-        external, layout = self._external, pool_layout(self._files, facts.num_blocks, self._config.engine.block_size)
+        layout = pool_layout(self._files, rank.num_blocks, self._config.engine.block_size)
         cache = ExternalCache(layout.block_size, layout.num_blocks)
         engine = Engine(core, cache, facts.model, self._files.eos_token_ids)
-        stream = functools.partial(VllmStream, external.events, external.replay, CONNECT_TIMEOUT_S)
+        stream = functools.partial(VllmStream, rank.events, rank.replay, CONNECT_TIMEOUT_S)
         return EngineAssembly(
             name="external",
             config=self._config,
@@ -65,7 +70,7 @@ class ExternalEngine:
             layout=layout,
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
-            passes=external.role != "both",
+            passes=self._external.role != "both",
             limits=LIMITS,
             note=lambda: "; ".join(filter(None, (facts.note, cache.note, NO_OFFER * engine.offers_nothing))),
             root=facts.root,

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from engine.vllm.events.stream import VllmStream
 from engine.vllm.server.completion import PATH
-from engine.vllm.server.gauges import Gauges
+from engine.vllm.server.gauges import PATH as METRICS, Gauges, of_any
+from engine.vllm.server.ranks import Rank, ranks_of
 from engine.vllm.server.server import RefusedError, VllmServer
 from engine.vllm.versions import check_version
 from router.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class Facts:
 
     model: str  # its name for it
     max_model_len: int
-    num_blocks: int
+    ranks: Sequence[Rank]
     note: str = ""  # what `status` says of it, though it may serve
     root: str = ""  # where its weights come from, as it says
     greedy: str = ""  # the ids of the GREEDY_TOKENS behind SAMPLE; empty: it has not answered
@@ -76,10 +77,9 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         version = msgspec.json.decode(await server.ask("/version"), type=_Version).version
         check_version(version, external.where)
         models = msgspec.json.decode(await server.ask("/v1/models"), type=_Models).data
-        gauges = Gauges.read(await server.ask("/metrics"))
+        gauges = Gauges.read(await server.ask(METRICS))
         model = _model(models, external, config.served_model_name or files.name)
-        _check_engines(gauges, external)
-        _check_blocks(gauges, config, external)
+        _check_blocks(of_any(gauges), config, external)
         question = {"model": model.id, "prompt": SAMPLE, "add_special_tokens": False}
         theirs = msgspec.json.decode(await server.ask("/tokenize", question), type=_Tokens).tokens
     except RefusedError as error:
@@ -94,14 +94,16 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
     if theirs != list(tokenizer.encode(SAMPLE, add_special_tokens=False)):
         problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
         raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
-    await _check_events(external)
-    lengths = {one.id: one.max_model_len for one in models}
-    most = gauges.num_blocks * gauges.block_size
-    caching = "" if gauges.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
+    one, ranks = of_any(gauges), list(ranks_of(gauges, external))
+    for rank in ranks:
+        await _check_events(rank, external)
+    lengths = {known.id: known.max_model_len for known in models}
+    most = one.num_blocks * one.block_size
+    caching = "" if one.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
     notes = [caching, await _other_template(server, model.id, tokenizer)]
     length = model.max_model_len or lengths.get(model.parent or "") or most
     note, root = "; ".join(filter(None, notes)), str(model.root or model.id)
-    return Facts(model.id, length, gauges.num_blocks, note, root, await _greedy(server, model.id, theirs))
+    return Facts(model.id, length, ranks, note, root, await _greedy(server, model.id, theirs))
 
 
 async def _other_template(server: VllmServer, model: str, tokenizer: Tokenizer) -> str:
@@ -133,7 +135,8 @@ async def _first_block_size(workers: Sequence[ExternalWorkerConfig]) -> int | No
     for external in workers:
         with suppress(BatonError, RefusedError, ValueError, msgspec.ValidationError):  # agreed() says what is wrong
             async with VllmServer(external) as server:
-                size: int = msgspec.convert(Gauges.read(await server.ask("/metrics")).block_size, BlockSize)
+                ranks = Gauges.read(await server.ask(METRICS))
+                size: int = msgspec.convert(of_any(ranks).block_size, BlockSize)
                 return size
     return None
 
@@ -145,12 +148,6 @@ def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _
             return model
     known = ", ".join(model.id for model in models)
     raise ConfigError(f"{external.where}.model", f"the server has no model {wanted!r}: name one of its own: {known}")
-
-
-def _check_engines(gauges: Gauges, external: ExternalWorkerConfig) -> None:
-    if gauges.engines > 1:
-        problem = f"it has {gauges.engines} engines, of which one worker can follow one: start a server for each, with"
-        raise ConfigError(f"{external.where}.address", f"{problem} --data-parallel-size 1")
 
 
 def _check_blocks(gauges: Gauges, config: ServingConfig, external: ExternalWorkerConfig) -> None:
@@ -165,9 +162,9 @@ def _check_blocks(gauges: Gauges, config: ServingConfig, external: ExternalWorke
         raise ConfigError(f"{external.where}.address", f"{problem} engine.block_size: {gauges.block_size}")
 
 
-async def _check_events(external: ExternalWorkerConfig) -> None:
+async def _check_events(rank: Rank, external: ExternalWorkerConfig) -> None:
     """Raises ConfigError when there are no KV events."""
-    stream = VllmStream(external.events, external.replay, EVENTS_TIMEOUT_S)
+    stream = VllmStream(rank.events, rank.replay, EVENTS_TIMEOUT_S)
     try:
         await stream.open()
         await stream.check_replay()

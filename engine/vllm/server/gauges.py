@@ -1,9 +1,10 @@
-"""What a vLLM server's /metrics say of its load, of its cache, and of how long its steps take."""
+"""What a vLLM server's /metrics say of each rank: its load, its cache, and how long its steps take."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Final, Self
+from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -18,33 +19,38 @@ NUMBERS: Final = (
     "inter_token_latency_seconds_count",
     "prompt_tokens_total",
 )
+PATH: Final = "/metrics/?" + urlencode([("name[]", PREFIX + name) for name in (*NUMBERS, CACHE)])
+"""Asks for these alone, because the process that makes the page sends the tokens. Without its last / vLLM's path has
+all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Sums since the server's start, but for the first three numbers."""
+    """Of one rank. Sums since the server's start, but for the first three numbers."""
 
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NUMBERS, 0.0))
     block_size: int = 0  # 0: not told
     num_blocks: int = 0
     caches: bool = True  # prefixes are kept
-    engines: int = 0  # of the server: more than one with --data-parallel-size
 
     @classmethod
-    def read(cls, page: bytes) -> Self:
-        """Raises ValueError."""
-        numbers = dict.fromkeys(NUMBERS, 0.0)
-        cache: dict[str, str] = {}
-        engines = 0
+    def read(cls, page: bytes) -> dict[int, Self]:
+        """The ranks of the server in their order, by the number that vLLM gives each. Raises ValueError."""
+        numbers: dict[int, dict[str, float]] = {}
+        caches: dict[int, dict[str, str]] = {}
         for sample in _samples(page):
-            name = sample.name.removeprefix(PREFIX)
+            name, rank = sample.name.removeprefix(PREFIX), int(sample.labels.get("engine", "0"))
             if name == CACHE:
-                cache = sample.labels
+                caches[rank] = sample.labels
             else:
-                numbers[name] += sample.value
-                engines += name == "kv_cache_usage_perc"
-        block_size, num_blocks = _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks"))
-        return cls(numbers, block_size, num_blocks, cache.get("enable_prefix_caching") != "False", engines)
+                numbers.setdefault(rank, dict.fromkeys(NUMBERS, 0.0))[name] += sample.value
+        return {rank: cls._of(numbers[rank], caches.get(rank, {}), len(numbers)) for rank in sorted(numbers)}
+
+    @classmethod
+    def _of(cls, numbers: dict[str, float], cache: dict[str, str], ranks: int) -> Self:
+        """vLLM tells for each rank how many blocks all of them have."""
+        blocks = _number(cache.get("num_gpu_blocks")) // ranks
+        return cls(numbers, _number(cache.get("block_size")), blocks, cache.get("enable_prefix_caching") != "False")
 
     @property
     def running(self) -> int:
@@ -78,8 +84,13 @@ class Gauges:
         )
 
 
+def of_any(ranks: Mapping[int, Gauges]) -> Gauges:
+    """Those of one rank, for what is alike in all."""
+    return next(iter(ranks.values()), Gauges())
+
+
 def _samples(page: bytes) -> Iterator[Sample]:
-    """Only wanted lines are parsed: the page has a thousand."""
+    """Only wanted lines are parsed: a page may have all, which are a thousand."""
     wanted = tuple(f"{PREFIX}{name}{end}".encode() for name in (*NUMBERS, CACHE) for end in ("{", " "))
     lines = b"\n".join(line for line in page.split(b"\n") if line.startswith(wanted))
     for family in text_string_to_metric_families(lines.decode() + "\n"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +20,7 @@ ANSWER_TIMEOUT_S: Final = 30.0  # a server that says nothing for as long is lost
 KEPT_S: Final = 3.0  # an idle connection, less than vLLM's 5: a request on one that it closes just then would be lost
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024  # the first one of an answer repeats the prompt
 SHOWN_CHARS: Final = 500  # of an error's text
+JSON: Final = {"Content-Type": "application/json"}
 
 
 class RefusedError(Exception):
@@ -66,12 +67,14 @@ class VllmServer:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, path: str, question: Any = None, *, is_patient: bool = False) -> bytes:
+    async def ask(
+        self, path: str, question: Any = None, headers: Mapping[str, str] | None = None, *, is_patient: bool = False
+    ) -> bytes:
         """The body of the answer. `question`: what is posted as JSON, if anything. `is_patient`: it may take as long as
         the server lives. Raises UnavailableError, RefusedError."""
         timeout_s = None if is_patient else ANSWER_TIMEOUT_S
         try:
-            async with asyncio.timeout(timeout_s), self._request(path, question) as answer:
+            async with asyncio.timeout(timeout_s), self._request(path, question, headers) as answer:
                 await _check_status(answer)
                 return await answer.read()
         except TimeoutError as error:
@@ -79,12 +82,12 @@ class VllmServer:
         except (aiohttp.ClientError, OSError) as error:
             raise self._gone(error) from error
 
-    async def stream(self, path: str, question: bytes) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, question: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """The data of each server-sent event. Raises UnavailableError when the connection breaks, RefusedError, and
         ProtocolError for an event that is too long."""
         rest = b""
         try:
-            async with self._request(path, question) as answer:
+            async with self._request(path, question, headers) as answer:
                 await _check_status(answer)
                 async for part in answer.content.iter_any():
                     *lines, rest = (rest + part).split(b"\n")
@@ -96,12 +99,14 @@ class VllmServer:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._gone(error) from error
 
-    def _request(self, path: str, question: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _request(
+        self, path: str, question: Any, headers: Mapping[str, str] | None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None, "the server is used as a context"
         if question is None:
             return self._session.get(self.address + path)
         data = question if isinstance(question, bytes) else msgspec.json.encode(question)
-        return self._session.post(self.address + path, data=data, headers={"Content-Type": "application/json"})
+        return self._session.post(self.address + path, data=data, headers={**JSON, **(headers or {})})
 
     def _gone(self, error: Exception) -> UnavailableError:
         return UnavailableError(f"no vLLM at {self.address}: {str(error) or type(error).__name__}")

@@ -31,7 +31,8 @@ def test_the_file_with_its_key_is_found_from_every_folder(tmp_path: Path, monkey
     [
         ({"adress": "x"}, r"external_workers\[0\].adress: unknown key; the nearest known one is .*address"),
         ({"name": "a b"}, r'external_workers\[0\].name: "a b" is not a name of up to 64 letters, digits, - and _'),
-        ({"name": "decode-1"}, "name is decode-1, which `baton up` gives to a process of its own: choose another one"),
+        ({"name": "decode-1"}, "name is decode-1, which `baton up` gives to a process of its own, or to a rank"),
+        ({"name": "gpu-dp1"}, "name is gpu-dp1, which"),
         ({"name": "nats"}, "name is nats, which"),
         ({"address": "h:8000"}, "address is 'h:8000', not an address such as http://HOST:PORT"),
         ({"events": "http://h:5557"}, "events is 'http://h:5557', not an address such as tcp://HOST:PORT"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from engine.vllm.server.ranks import HEADER
 from runtime.config.external import ExternalWorkerConfig
 
 METRICS = """\
@@ -38,6 +39,7 @@ class Imitation:
         self.models: Any = MODELS
         self.chat: list[int] | None = None  # the tokens of any chat; None: it has no template
         self.question: dict[str, Any] = {}  # the last one
+        self.rank = ""  # that it was for
         self.api_key = ""  # that it asks for
         self.is_healthy = True
         self.hangs = False
@@ -55,7 +57,7 @@ class Imitation:
     async def serving(self) -> AsyncIterator["Imitation"]:
         app = web.Application()
         app.router.add_get("/health", self._health)
-        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/metrics/", self._metrics)
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
@@ -93,7 +95,7 @@ class Imitation:
         return web.json_response({"tokens": self.tokenize(question["prompt"])})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        self.question = await request.json()
+        self.question, self.rank = await request.json(), request.headers.get(HEADER, "")
         if self.refuses is not None:
             status, reason = self.refuses
             return web.json_response({"error": {"message": reason}}, status=status)

@@ -94,7 +94,7 @@ async def test_a_server_with_adapters_serves_them_and_its_base_model(tiny_model:
     imitation.models = {"data": [adapter, *MODELS["data"], {"id": "base", "parent": None}, {"object": "model"}]}
     async with events_of_an_engine() as endpoints:
         facts = await agree(imitation, tiny_model, model=asked, **endpoints)
-    assert (facts.model, facts.max_model_len, facts.num_blocks, facts.note) == (asked, length, 728, "")
+    assert (facts.model, facts.max_model_len, facts.ranks[0].num_blocks, facts.note) == (asked, length, 728, "")
 
 
 async def test_a_server_that_keeps_no_prefixes_serves_and_is_noted(tiny_model: Path) -> None:
@@ -128,15 +128,6 @@ async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(t
     imitation = Imitation(nothing)
     imitation.metrics = ""
     with pytest.raises(ConfigError, match="start it without --disable-log-stats"):
-        await agree(imitation, tiny_model, model="m")
-
-
-async def test_a_server_of_several_engines_is_refused_with_the_way_out(tiny_model: Path) -> None:
-    imitation = Imitation(nothing)
-    imitation.metrics += 'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75\n'
-    with pytest.raises(
-        ConfigError, match=r"it has 2 engines, .*: start a server for each, with --data-parallel-size 1"
-    ):
         await agree(imitation, tiny_model, model="m")
 
 

@@ -10,7 +10,9 @@ from aiohttp import web
 from engine.vllm.server import server as server_module
 from engine.vllm.server.completion import Completion, Item
 from engine.vllm.server.core import CUT_SHORT, ServerCore
+from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import VllmServer
+from engine.vllm.server.watch import ServerWatch
 from runtime.errors import UnavailableError
 from tests.engine.vllm.server.imitation import Imitation, Say
 
@@ -41,7 +43,8 @@ async def asked(say: Say) -> AsyncIterator[tuple[Imitation, ServerCore]]:
     async with (
         Imitation(say).serving() as imitation,
         VllmServer(imitation.worker) as server,
-        ServerCore(server) as core,
+        ServerWatch(server) as watch,
+        ServerCore(server, watch, Rank(0, 728, "", "")) as core,
     ):
         await core.add_request_async(Completion("r", b"{}"))
         yield imitation, core

@@ -2,8 +2,13 @@
 
 import pytest
 
-from engine.vllm.server.gauges import Gauges
+from engine.vllm.server.gauges import Gauges, of_any
 from tests.engine.vllm.server.imitation import METRICS
+
+
+def only(page: bytes) -> Gauges:
+    (gauges,) = Gauges.read(page).values()
+    return gauges
 
 
 def later(**numbers: float) -> bytes:
@@ -15,18 +20,21 @@ def later(**numbers: float) -> bytes:
 
 
 def test_blocks_and_requests_are_read_and_buckets_are_not() -> None:
-    gauges = Gauges.read(METRICS.encode())
+    gauges = only(METRICS.encode())
     assert (gauges.block_size, gauges.num_blocks, gauges.running, gauges.waiting) == (32, 728, 3, 1)
     assert gauges.numbers["inter_token_latency_seconds_count"] == 10
 
 
-def test_several_engines_of_a_server_are_added_up() -> None:
-    second = b'vllm:num_requests_running{engine="1",model_name="m"} 4.0\n'
-    assert Gauges.read(METRICS.encode() + second).running == 7
+def test_each_rank_has_gauges_of_its_own_and_its_share_of_the_blocks_of_all() -> None:
+    ranks = Gauges.read((METRICS + METRICS.replace('engine="0"', 'engine="1"').replace("} 3.0", "} 4.0")).encode())
+    assert [(rank, of.running, of.num_blocks, of.block_size) for rank, of in ranks.items()] == [
+        (0, 3, 364, 32),
+        (1, 4, 364, 32),
+    ]
 
 
 def test_a_page_without_vllm_tells_nothing() -> None:
-    assert (Gauges.read(b"up 1\n").num_blocks, Gauges.read(b"").running) == (0, 0)
+    assert (Gauges.read(b"up 1\n"), of_any({})) == ({}, Gauges())
 
 
 @pytest.mark.parametrize("page", [b"vllm:num_requests_running{ nothing", b'vllm:num_requests_running{a="b"} x'])
@@ -36,9 +44,9 @@ def test_a_page_that_is_none_is_an_error(page: bytes) -> None:
 
 
 def test_a_step_is_as_long_as_tokens_are_apart() -> None:
-    before = Gauges.read(later(num_requests_waiting=0))
+    before = only(later(num_requests_waiting=0))
     page = {"num_requests_waiting": 0, "inter_token_latency_seconds_count": 30}
-    now = Gauges.read(later(**page, inter_token_latency_seconds_sum=0.8))
+    now = only(later(**page, inter_token_latency_seconds_sum=0.8))
     details = now.stats(before).iteration_details
     assert details.elapsed_ms == pytest.approx(30)
     assert (details.num_generation_requests, details.num_ctx_tokens) == (3, 0)
@@ -55,8 +63,8 @@ def test_a_step_is_as_long_as_tokens_are_apart() -> None:
     ],
 )
 def test_a_step_is_not_guessed(changes: dict[str, float]) -> None:
-    before = Gauges.read(later(num_requests_waiting=0))
+    before = only(later(num_requests_waiting=0))
     page = {"num_requests_waiting": 0, "inter_token_latency_seconds_count": 30} | changes
-    now = Gauges.read(later(**page, inter_token_latency_seconds_sum=0.8))
+    now = only(later(**page, inter_token_latency_seconds_sum=0.8))
     assert now.stats(before).iteration_details is None
     assert now.stats(None).iteration_details is None
