@@ -18,6 +18,8 @@ SHARING: Final = "prompts on workers of their own (workers.prefill)"
 SLEEP: Final = "baton sleep"
 SEEDS: Final = "seeded prompts of several steps on CPUs"
 STEP_TIMES: Final = "the expected length of steps"
+CACHED: Final = "cached tokens in usage"
+OLDER: Final = "what older versions are asked for in another way"
 
 log = structlog.get_logger()
 
@@ -32,47 +34,76 @@ class Name:
 
 
 CLIENT: Final = "vllm.v1.engine.core_client:AsyncMPClient"
-OUTPUT: Final = "vllm.v1.engine:EngineCoreOutput"
-STATS: Final = "vllm.v1.metrics.stats:SchedulerStats"
 CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+STATS: Final = "vllm.v1.metrics.stats"
+CONFIG: Final = "vllm.config"
+STEP: Final = "vllm.v1.core.sched.output"
+CACHE: Final = "vllm.v1.kv_cache_interface"
+
+
+def _of(owner: str, names: str, use: str, feature: str = EVERYTHING) -> tuple[Name, ...]:
+    between = "." if ":" in owner else ":"
+    return tuple(Name(f"{owner}{between}{name}", use, feature) for name in names.split())
+
 
 NAMES: Final = (
-    Name("vllm:__version__", "what is served"),
-    Name("vllm:SamplingParams", "a request"),
-    Name("vllm.inputs:TokensPrompt", "a request's prompt"),
-    Name("vllm.sampling_params:StructuredOutputsParams", "a request's grammar"),
-    Name("vllm.config:KVEventsConfig", "KV events"),
-    Name("vllm.config:KVTransferConfig", "our connector", SHARING),
-    Name("vllm.config:StructuredOutputsConfig", "the library of grammars"),
-    Name("vllm.platforms:current_platform", "CPU or GPU"),
-    Name("vllm.engine.arg_utils:AsyncEngineArgs", "the start's arguments"),
-    Name("vllm.v1.engine.async_llm:AsyncLLM.from_engine_args", "the start"),
-    Name("vllm.v1.engine.async_llm:AsyncLLM.shutdown", "the end"),
-    Name("vllm.v1.engine.input_processor:InputProcessor.process_inputs", "the checks of a request"),
-    Name(f"{CLIENT}.add_request_async", "requests go past AsyncLLM's queues"),
-    Name(f"{CLIENT}.abort_requests_async", "the same"),
-    Name(f"{CLIENT}.get_output_async", "the news of a step stay together"),
-    Name(f"{CLIENT}.sleep_async", "memory is given back", SLEEP),
-    Name(f"{CLIENT}.wake_up_async", "and taken again", SLEEP),
-    Name(f"{CLIENT}.reset_prefix_cache_async", "a cache that sleeps is empty", SLEEP),
-    Name(f"{CLIENT}.collective_rpc_async", "weights are read again", SLEEP),
-    Name(f"{OUTPUT}.request_id", "news"),
-    Name(f"{OUTPUT}.new_token_ids", "news"),
-    Name(f"{OUTPUT}.new_logprobs", "news"),
-    Name(f"{OUTPUT}.new_prompt_logprobs_tensors", "news"),
-    Name(f"{OUTPUT}.finish_reason", "news"),
-    Name(f"{OUTPUT}.events", "when a request began, and what it lost"),
-    Name(f"{STATS}.num_running_reqs", "a worker's load"),
-    Name(f"{STATS}.kv_cache_usage", "a worker's load"),
-    Name(f"{STATS}.iteration_details", "what a step took", STEP_TIMES),
-    Name(f"{CONNECTOR}:KVConnectorBase_V1", "our connector", SHARING),
-    Name(f"{CONNECTOR}:KVConnectorMetadata", "our connector", SHARING),
-    Name(f"{CONNECTOR}:KVConnectorRole", "our connector", SHARING),
-    Name("vllm.v1.kv_cache_interface:FullAttentionSpec", "whose KV is shared", SHARING),
-    Name("vllm.v1.sample.sampler:Sampler.forward", "a draw is taken back", SEEDS),
+    *_of("vllm", "__version__", "what is served"),
+    *_of("vllm", "SamplingParams", "a request"),
+    *_of("vllm.inputs", "TokensPrompt", "a request's prompt"),
+    *_of("vllm.sampling_params", "StructuredOutputsParams", "a request's grammar"),
+    *_of(CONFIG, "KVEventsConfig", "KV events"),
+    *_of(CONFIG, "StructuredOutputsConfig", "the library of grammars"),
+    *_of(f"{CONFIG}:VllmConfig", "cache_config model_config", "a worker's size"),
+    *_of(f"{CONFIG}:CacheConfig", "block_size num_gpu_blocks", "a worker's size"),
+    *_of(f"{CONFIG}:ModelConfig", "dtype max_model_len", "a worker's size"),
+    *_of(f"{CONFIG}:ModelConfig", "enable_sleep_mode", "whether it sleeps", SLEEP),
+    *_of("vllm.platforms", "current_platform", "CPU or GPU"),
+    *_of("vllm.engine.arg_utils", "AsyncEngineArgs", "the start's arguments"),
+    *_of("vllm.v1.engine.async_llm:AsyncLLM", "from_engine_args shutdown", "start and end"),
+    *_of("vllm.v1.engine.async_llm:AsyncLLM", "engine_core input_processor vllm_config", "the parts that we talk to"),
+    *_of("vllm.v1.engine.async_llm:AsyncLLM", "output_handler", "is ended, because we take the outputs"),
+    *_of("vllm.v1.engine.input_processor:InputProcessor", "process_inputs", "the checks of a request"),
+    *_of(f"{CLIENT}", "add_request_async abort_requests_async", "requests go past AsyncLLM's queues"),
+    *_of(f"{CLIENT}", "get_output_async", "the news of a step stay together"),
+    *_of(f"{CLIENT}", "sleep_async wake_up_async", "memory is given back and taken again", SLEEP),
+    *_of(f"{CLIENT}", "reset_prefix_cache_async", "a cache that sleeps is empty", SLEEP),
+    *_of(f"{CLIENT}", "collective_rpc_async", "weights are read again", SLEEP),
+    *_of("vllm.v1.engine:EngineCoreOutputs", "outputs scheduler_stats timestamp", "news of a step"),
+    *_of("vllm.v1.engine:EngineCoreOutput", "request_id new_token_ids new_logprobs finish_reason", "news"),
+    *_of("vllm.v1.engine:EngineCoreOutput", "new_prompt_logprobs_tensors", "log-probabilities of a prompt"),
+    *_of("vllm.v1.engine:EngineCoreOutput", "events", "when a request began, and what it lost"),
+    *_of("vllm.v1.engine:EngineCoreOutput", "prefill_stats", "how much of a prompt was cached", CACHED),
+    *_of("vllm.v1.engine:EngineCoreEvent", "type timestamp", "when a request began, and what it lost"),
+    *_of(f"{STATS}:PrefillStats", "num_cached_tokens", "how much of a prompt was cached", CACHED),
+    *_of(f"{STATS}:SchedulerStats", "num_running_reqs kv_cache_usage", "a worker's load"),
+    *_of(f"{STATS}:SchedulerStats", "iteration_details", "what a step took", STEP_TIMES),
+    *_of(CONFIG, "KVTransferConfig", "our connector", SHARING),
+    *_of(f"{CONFIG}:CompilationConfig", "static_forward_context", "which attention computes", SHARING),
+    *_of(CONNECTOR, "KVConnectorBase_V1 KVConnectorMetadata KVConnectorRole", "our connector", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_required_kvcache_layout", "blocks lie as in a slab", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "on_new_request request_finished", "a request's life", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_num_new_matched_tokens", "tokens that come from elsewhere", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "update_state_after_alloc", "their blocks", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "build_connector_meta bind_connector_metadata", "news of a step", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "register_kv_caches", "where the cache lies", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "start_load_kv wait_for_layer_load", "nothing is waited for", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "save_kv_layer wait_for_save", "what is computed", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_finished get_block_ids_with_load_errors", "what has come", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_mem_pool_context", "the cache is allocated in our memory", OLDER),
+    *_of(CACHE, "FullAttentionSpec", "whose KV is shared", SHARING),
+    *_of(f"{CONFIG}:CacheConfig", "kv_cache_layout", "the layout by its axes", OLDER),
+    *_of(f"{CACHE}:KVCacheConfig", "kv_cache_tensors kv_cache_groups", "how large the cache is, and of what", SHARING),
+    *_of(f"{CACHE}:KVCacheTensor", "size", "how large the cache is", SHARING),
+    *_of(f"{CACHE}:KVCacheGroupSpec", "kv_cache_spec", "whose KV is shared", SHARING),
+    *_of("vllm.v1.core.kv_cache_manager:KVCacheBlocks", "get_block_ids", "the blocks of a request", SHARING),
+    *_of("vllm.v1.request:Request", "request_id kv_transfer_params num_tokens", "a request that shares KV", SHARING),
+    *_of(f"{STEP}:SchedulerOutput", "preempted_req_ids num_scheduled_tokens", "what a step computes", SHARING),
+    *_of(f"{STEP}:SchedulerOutput", "scheduled_new_reqs scheduled_cached_reqs", "what a step computes", SHARING),
+    *_of(f"{STEP}:NewRequestData", "req_id num_computed_tokens block_ids", "what a step computes", SHARING),
+    *_of(f"{STEP}:CachedRequestData", "req_ids num_computed_tokens new_block_ids", "what a step computes", SHARING),
+    *_of("vllm.model_executor.layers.attention_layer_base:AttentionLayerBase", "get_attn_backend", "the same", SHARING),
+    *_of("vllm.v1.sample.sampler:Sampler", "forward", "a draw is taken back", SEEDS),
 )
-OF_LLM: Final = ("engine_core", "input_processor", "output_handler", "vllm_config")
-"""Attributes of an AsyncLLM, which it has when it was made."""
 
 
 def check_names(version: str, needed: Iterable[str], names: Iterable[Name] = NAMES) -> None:
@@ -83,7 +114,7 @@ def check_names(version: str, needed: Iterable[str], names: Iterable[Name] = NAM
     if without:
         told = ", ".join(f"{name.path} ({name.use})" for name in without)
         raise ConfigError("workers.python", f"vLLM {version} lacks what Baton's workers use: {told}")
-    for feature in sorted({name.feature for name in lacking}):
+    for feature in sorted({name.feature for name in lacking} - {OLDER}):
         paths = [name.path for name in lacking if name.feature == feature]
         log.warning("this vLLM lacks names: a feature is off", version=version, feature=feature, names=paths)
 
@@ -104,6 +135,7 @@ def missing(names: Iterable[Name] = NAMES) -> Iterator[Name]:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Also for a field that has no default."""
+    """Also for a field that has no default, and for one that only __init__ sets."""
     fields = (*getattr(owner, "__dataclass_fields__", ()), *getattr(owner, "__struct_fields__", ()))
-    return hasattr(owner, name) or name in fields
+    made = getattr(getattr(owner, "__init__", None), "__code__", None)
+    return hasattr(owner, name) or name in fields or (made is not None and name in made.co_names)

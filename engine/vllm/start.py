@@ -12,7 +12,7 @@ from engine.vllm.events.stream import VllmStream
 from engine.vllm.guard import start_guard
 from engine.vllm.kv.cache_memory import VllmSlab
 from engine.vllm.kv.link import WorkerEnd
-from engine.vllm.private_names import OF_LLM, SHARING, check_names
+from engine.vllm.private_names import SHARING, check_names
 from engine.vllm.versions import check_version
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
@@ -84,8 +84,6 @@ class StartedVllm:
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments(config, files)))
         except (ValueError, TypeError, RuntimeError) as error:  # of its checks, or its processes, which have logged why
             raise ModelError(files.name, f"vLLM cannot serve it: {error}") from error
-        if lacking := [name for name in OF_LLM if not hasattr(llm, name)]:
-            raise ConfigError("workers.python", f"this vLLM's AsyncLLM lacks {', '.join(lacking)}")
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         return llm

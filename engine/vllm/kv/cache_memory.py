@@ -3,7 +3,7 @@
 What is inside a head's bytes is vLLM's own affair: they are copied as they are, between caches of one form.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from engine.vllm.kv.messages import CacheMemory
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class OwnMemory:
-    """In vLLM: memory that can be shared, which the process's next allocations of a KV cache take."""
+    """In vLLM: memory that can be shared. Used as a context, in which vLLM allocates its KV cache, whole or layer by
+    layer, on one thread."""
 
     def __init__(self, nbytes: int, device: "torch.device") -> None:
         """`nbytes`: of all layers."""
@@ -28,8 +29,7 @@ class OwnMemory:
         self._used = 0
         self._mode: Any = None
 
-    def begin(self) -> None:
-        """vLLM allocates its KV cache, whole or layer by layer, between this and end(), on the same thread."""
+    def __enter__(self) -> Self:
         import torch
         from torch.overrides import TorchFunctionMode
 
@@ -42,8 +42,9 @@ class OwnMemory:
 
         self._mode = ZerosAreShared()
         self._mode.__enter__()
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._mode.__exit__(None, None, None)
 
     def _take(self, nbytes: int) -> "torch.Tensor":

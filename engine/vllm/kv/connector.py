@@ -5,6 +5,7 @@ talks to the worker process (link.py). What the first has to say travels with vL
 pushes and connections to other workers are the worker process's: it maps the KV cache.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,9 +34,12 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._books = SharedRequests()
             return
         self._link = VllmEnd(vllm_config.kv_transfer_config.kv_connector_extra_config[SOCKET])
-        # What older versions lack, a context for the allocation, begins here and ends when the caches are registered.
         self._memory = OwnMemory(sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors), _device())
-        self._memory.begin()
+        self._allocation = ExitStack()
+        if not hasattr(
+            KVConnectorBase_V1, "get_mem_pool_context"
+        ):  # then vLLM allocates between now and the registration
+            self._allocation.enter_context(self._memory)
         self._unshared = _unshared(kv_cache_config.kv_cache_groups)
         self._on_gpu = current_platform.is_cuda()
         self._layers: dict[str, int] = {}
@@ -46,7 +50,10 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """One layer after the other, in each the blocks, in each block the heads, as a slab has them."""
+        """One layer after the other, in each the blocks, in each block the heads, as a slab has them. Older versions
+        know it by another name, and on CPUs by none."""
+        if hasattr(vllm_config.cache_config, "kv_cache_layout"):
+            return "LBHNC"
         return "HND" if current_platform.is_cuda() else None
 
     # --- beside the scheduler -----------------------------------------------------------------------------------------
@@ -68,8 +75,12 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     # --- where vLLM computes ------------------------------------------------------------------------------------------
 
+    def get_mem_pool_context(self) -> OwnMemory:
+        """vLLM allocates its KV cache in it."""
+        return self._memory
+
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
-        self._memory.end()
+        self._allocation.close()
         self._layers = {name: number for number, name in enumerate(kv_caches)}
         context = self._vllm_config.compilation_config.static_forward_context
         kind = context[next(iter(kv_caches))].get_attn_backend().get_name()

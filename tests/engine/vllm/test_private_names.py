@@ -29,8 +29,19 @@ def test_every_name_that_is_imported_from_vllm_is_listed() -> None:
     assert used <= listed
 
 
+def test_every_method_that_vllm_calls_in_our_connector_is_listed() -> None:
+    """One that a version renames is never called, and nothing says so."""
+    tree = ast.parse((ROOT / "engine" / "vllm" / "kv" / "connector.py").read_text())
+    (connector,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "BatonConnector")
+    methods = {node.name for node in connector.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    listed = {name.path.rpartition(".")[2] for name in NAMES if "KVConnectorBase_V1." in name.path}
+    assert len(methods) > 10
+    assert methods == listed
+
+
 def test_what_is_missing_is_found_in_modules_classes_and_fields() -> None:
     there = [GOOD, Name("datetime:date.today", "a method"), Name(f"{HERE}:SHARING", "a name")]
+    there += [Name("decimal:Context.prec", ""), Name("threading:Thread._target", "a field that __init__ sets")]
     gone = [Name("no_such:x", ""), Name(f"{HERE}:no_such", ""), Name(f"{HERE}:Name.no_such", "")]
     assert list(missing([*there, *gone])) == gone
 

@@ -13,10 +13,9 @@ LAYER_BYTES = BLOCKS * HEADS * BLOCK * WIDTH * 4
 
 def allocated(memory: OwnMemory, calls: int = 1) -> dict[str, torch.Tensor]:
     """As vLLM does: zeros, once or for each layer, and a view for each layer."""
-    memory.begin()
-    raw = [torch.zeros(LAYERS * LAYER_BYTES // calls, dtype=torch.int8, device="cpu") for _ in range(calls)]
-    torch.zeros((2, 2)), torch.zeros(16), torch.zeros(16, dtype=torch.int8)  # others are left alone
-    memory.end()
+    with memory:
+        raw = [torch.zeros(LAYERS * LAYER_BYTES // calls, dtype=torch.int8, device="cpu") for _ in range(calls)]
+        torch.zeros((2, 2)), torch.zeros(16), torch.zeros(16, dtype=torch.int8)  # others are left alone
     layers = [layer for part in raw for layer in part.view(torch.float32).view(-1, BLOCKS, HEADS, BLOCK, WIDTH)]
     return {f"layers.{number}": layers[number] for number in range(LAYERS)}
 
