@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import structlog
 
 from baton_proto.planner import Interval, LoadSample, Queue
 from baton_proto.router_report import RouterReport, decode_router_report, percentile_ms
 from runtime.nats.client import NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject
 
 SILENT_S = 5.0  # a router silent for longer is left out of the sums
@@ -29,8 +29,6 @@ COUNTED = (  # totals whose differences are fields of Interval with the same nam
     "output_tokens",
     "local_prefills",
 )
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -113,7 +111,7 @@ class RouterBoard:
         try:
             report = decode_router_report(payload)
         except msgspec.DecodeError as error:
-            log.warning("malformed router report skipped", subject=subject, error=str(error))
+            skipped("router report", subject, error)
             return
         self._heard_s = now_s = time.monotonic()
         heard = self._routers.get((report.router_id, report.incarnation))

@@ -27,6 +27,7 @@ from runtime.discovery.worker_key import WorkerKey
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError, WorkerLostError
 from runtime.nats.client import NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import kv_events_subject, worker_of
 
 log = structlog.get_logger()
@@ -157,7 +158,7 @@ class Indexer:
                 raise ProtocolError(f"worker {worker_of(subject)}", f"its batch names {batch.worker_id!r}")
         except (msgspec.DecodeError, ProtocolError) as error:
             self.malformed_events += 1
-            log.warning("malformed kv event skipped", subject=subject, error=str(error))
+            skipped("kv event", subject, error)
             return
         worker = self._known((batch.worker_id, batch.incarnation))
         if worker is None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-import structlog
 
 from baton_proto.rates import MAJOR, KeyRates, RateReport, decode_rates, encode_rates
 from router.requests.rate_limits import Account, RateLimits
@@ -17,12 +16,11 @@ from router.siblings import Siblings
 from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
 from runtime.nats.client import NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import rates_subject
 
 INTERVAL_S: Final = 0.1
 QUESTION: Final = "rates"
-
-log = structlog.get_logger()
 
 
 class LimitsOfAll:
@@ -125,4 +123,4 @@ class LimitSharing:
         try:
             self._all.apply(decode_rates(payload))
         except msgspec.DecodeError as error:
-            log.warning("malformed rate report skipped", subject=subject, error=str(error))
+            skipped("rate report", subject, error)

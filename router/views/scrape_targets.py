@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from baton_proto.discovery import WorkerRecord
@@ -19,13 +18,12 @@ from runtime.calls.planner import ask_plan
 from runtime.discovery.directory import Directory
 from runtime.errors import BatonError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject
 
 PLANNER_TIMEOUT_S = 1.0
 SILENT_ROUTER_S = 900.0
 SCHEME_LABEL = "__scheme__"  # Prometheus takes it from here
-
-log = structlog.get_logger()
 
 
 class Target(Struct, frozen=True):
@@ -91,7 +89,7 @@ class ScrapeTargets:
         try:
             report = decode_router_report(payload)
         except msgspec.DecodeError as error:
-            log.debug("malformed router report skipped", subject=subject, error=str(error))
+            skipped("router report", subject, error)
             return
         if report.leaving:
             self._routers.pop(report.router_id, None)

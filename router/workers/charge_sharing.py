@@ -19,6 +19,7 @@ from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.discovery.worker_key import WorkerKey, new_incarnation
 from runtime.nats.client import NATS_ERRORS, NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import charges_subject
 
 # Between two messages of one router: less than a prompt takes, so that routers do not herd for longer, and at most 200
@@ -133,7 +134,7 @@ class ChargeSharing:
             report = decode_charges(payload)
         except msgspec.DecodeError as error:
             self.malformed_reports += 1
-            log.warning("malformed charge report skipped", subject=subject, error=str(error))
+            skipped("charge report", subject, error)
             return
         if (report.router_id, report.incarnation) == (self._router_id, self._incarnation):
             return

@@ -4,13 +4,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import msgspec
-import structlog
 
 from baton_proto.discovery import LoadReport, decode_load_report
 from runtime.nats.client import NatsClient
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import load_subject
-
-log = structlog.get_logger()
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -47,7 +45,7 @@ class LoadBoard:
         try:
             report = decode_load_report(payload)
         except msgspec.DecodeError as error:
-            log.warning("malformed load report skipped", subject=subject, error=str(error))
+            skipped("load report", subject, error)
             return
         self._reports[report.worker_id] = report
         for callback in self._callbacks:
