@@ -6,6 +6,7 @@ from baton_proto import transfer as wire
 from baton_proto.worker import Grant
 from kvtransfer.slab.head_plan import SIZES, WHOLE, Shard, fits, heads_per_rank, sending_ranks
 from kvtransfer.slab.layout import SlabLayout
+from runtime.code_version import code_version
 from runtime.errors import HandshakeError
 
 SHARED_LAYOUT = ("dtype", "num_layers", "num_kv_heads", "block_size", "head_dim")  # what both ends must agree on
@@ -44,6 +45,7 @@ def hello(identity: SlabIdentity, grant: Grant, transport: str) -> wire.Hello:
         rank=identity.shard.rank,
         size=identity.shard.size,
         transport=transport,
+        code=code_version(),
     )
 
 
@@ -55,6 +57,7 @@ def check_hello(said: wire.Hello, identity: SlabIdentity, generation: int) -> No
     layout = identity.layout
     for field, ours, theirs in (
         ("protocol version", wire.MAJOR, said.version),
+        ("version of Baton", code_version(), said.code),
         ("worker_id", identity.worker_id, said.worker_id),
         ("incarnation", identity.incarnation, said.incarnation),
         ("generation", generation, said.generation),

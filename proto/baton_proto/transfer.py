@@ -42,6 +42,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     rank: Count
     size: Count  # ranks of the sender
     transport: Name = ""  # by which block bytes shall come: one that the grant's endpoint offers; version 1 had none
+    code: Name = ""  # the sender's version of Baton
 
 
 class Begin(Struct, frozen=True, tag="begin"):

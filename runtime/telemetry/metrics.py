@@ -1,7 +1,6 @@
 """What the Prometheus metrics of all processes have in common. Each process has its own registry. Values that some
 object keeps anyway are read at each scrape and cost nothing in between."""
 
-import importlib.metadata
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from runtime.code_version import code_version
 from runtime.nats.client import NatsClient
 from runtime.security.keys import NO_KEYS, Keys
 from runtime.telemetry.metrics_server import MetricsServer
@@ -82,7 +82,7 @@ class ProcessMetrics:
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         build = Info("baton_build", "What runs here", registry=self.registry)
-        build.info({"version": version(), "python": platform.python_version()})
+        build.info({"version": code_version(), "python": platform.python_version()})
         self._server: MetricsServer | None = None
 
     def gauge(self, name: str, what: str, read: Read, *labels: str) -> None:
@@ -115,11 +115,3 @@ class ProcessMetrics:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-
-
-def version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return importlib.metadata.version("baton-serve")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return "unknown"

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton_proto import transfer as wire
+from kvtransfer.prefill_side import dial
 from kvtransfer.wire.identity import SlabIdentity, check_hello, hello
 from runtime.errors import HandshakeError
 from runtime.streams.length_prefix import framed
@@ -65,6 +66,22 @@ def test_a_grant_of_another_life_is_refused(transport: str, field: str, stale: i
         result = prefill.push(grant, [1, 2]).get(timeout=TIMEOUT_S)
         assert f"{field} differs: ours {str(stale)!r}" in result.reason
         assert not words(decode.slab).any()
+
+
+@both
+def test_another_version_of_baton_or_of_the_protocol_is_refused_with_a_sentence(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(transport) as (decode, prefill):
+        for block, change, said in (
+            (1, {"code": "0.0.1"}, "version of Baton differs: ours '0.0.1', theirs "),
+            (2, {"version": wire.MAJOR + 1}, f"protocol version differs: ours '{wire.MAJOR + 1}', theirs"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(dial, "hello", lambda *of, change=change: msgspec.structs.replace(hello(*of), **change))
+                result = prefill.push(decode.receiver.reserve([block], 0), [1]).get(timeout=TIMEOUT_S)
+            assert said in result.reason
+            assert not words(decode.slab).any()
 
 
 @both

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import xxhash
 
+from baton_proto import transfer
 from baton_proto.sampling import SamplingParams
 from engine.interface import Engine, KvEngine, Loop, Memory
 from engine.sequences.output import StepOutput
@@ -17,6 +18,7 @@ from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.wire.identity import SlabIdentity
 from runtime.checkpoint.model_files import ModelFiles
+from runtime.code_version import code_version
 from runtime.config.serving import ServingConfig, TransferConfig
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.security.cluster_key import ClusterKey
@@ -77,15 +79,16 @@ class EngineAssembly:
     @property
     def model_hash(self) -> str:
         """Names configuration and weights; workers whose hashes differ exchange no KV. Another one after an update."""
-        return model_hash(self.files, self.memory)
+        return f"{model_hash(self.files, self.memory)}-{self.layout.dtype}"
 
     @property
     def announced_form(self) -> str:
-        """The form of the KV for routers, which pair workers of one form alone. An engine that takes no KV has a form
-        of its own, so that no prompt is computed for it elsewhere."""
-        if self.passes:
-            return "passed"
-        return f"{self.layout.dtype} {'alone' if self.kv is None else self.kv.form}".rstrip()
+        """The form of the KV for routers, which pair workers of one form alone: of one version of Baton and of the
+        transfer, too. An engine that takes no KV has a form of its own, so that no prompt is computed for it
+        elsewhere."""
+        form = "passed" if self.passes else "alone" if self.kv is None else self.kv.form
+        words = self.layout.dtype, form, f"by {code_version()}, transfer {transfer.MAJOR}"
+        return " ".join(filter(None, words))
 
     def identity(self, worker_id: str, incarnation: int) -> SlabIdentity:
         assert self.kv is not None, "an engine that takes no KV has no peers"

@@ -22,8 +22,8 @@ from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import validate
 from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.code_version import code_version
 from runtime.errors import BatonError, InvalidRequestError, UnknownModelError, shown
-from runtime.telemetry.metrics import version
 
 VERSION: Final = "1"
 PLATFORM: Final = "baton"
@@ -57,7 +57,7 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     async def ServerMetadata(  # noqa: N802
         self, request: pb.ServerMetadataRequest, context: Context
     ) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(name=PLATFORM, version=version())
+        return pb.ServerMetadataResponse(name=PLATFORM, version=code_version())
 
     async def ModelMetadata(  # noqa: N802
         self, request: pb.ModelMetadataRequest, context: Context

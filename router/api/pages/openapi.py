@@ -15,7 +15,7 @@ from starlette.routing import Route
 from router.api.dialects.json_body import ABSENT, unserved_fields
 from router.api.http.errors import ErrorAnswer
 from router.api.http.json_response import encode_json, json_response
-from runtime.telemetry.metrics import version
+from runtime.code_version import code_version
 
 Described = tuple[str, type[Struct], type[Struct]]
 """(summary, body, answer) of a path."""
@@ -92,12 +92,12 @@ def _default(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
 
 
 def openapi_routes(posts: Callable[[], Mapping[str, Described]]) -> list[Route]:
-    described = cache(lambda: describe_api(version(), posts()))
+    described = cache(lambda: describe_api(code_version(), posts()))
 
     async def openapi(request: Request) -> Response:
         return Response(described(), media_type="application/json")
 
     async def show_version(request: Request) -> Response:
-        return json_response({"version": version()})
+        return json_response({"version": code_version()})
 
     return [Route("/openapi.json", openapi), Route("/version", show_version)]

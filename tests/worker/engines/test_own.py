@@ -8,8 +8,10 @@ import pytest
 
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.sampling import SamplingParams
+from baton_proto.transfer import MAJOR
 from baton_proto.worker import Grant
 from kvtransfer.wire.identity import check_hello, hello
+from runtime.code_version import code_version
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, HandshakeError
 from tests.tiny_model import write_tiny_model
@@ -43,8 +45,10 @@ def test_routers_know_an_engine_that_takes_no_kv_by_a_form_of_its_own() -> None:
     ours.close()
     alone = dataclasses.replace(ours, kv=None)
     assert alone.model_hash == ours.model_hash
-    assert (ours.announced_form, alone.announced_form) == (ours.layout.dtype, f"{ours.layout.dtype} alone")
-    assert of_form(ours, "vllm 0.31").announced_form == f"{ours.layout.dtype} vllm 0.31"
+    other_code = f"{ours.layout.dtype} by 0.0.1, transfer {MAJOR}"
+    assert ours.announced_form == other_code.replace("0.0.1", code_version())
+    forms = {ours.announced_form, alone.announced_form, of_form(ours, "vllm 0.31").announced_form, other_code}
+    assert len(forms) == 4
 
 
 def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(tmp_path: Path) -> None:
