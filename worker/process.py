@@ -13,6 +13,7 @@ import structlog
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.left import decode_left_answer
+from baton_proto.spoken import SPOKEN
 from baton_proto.worker import STEPS, Failure
 from runtime.address import with_host
 from runtime.config.serving import ServingConfig
@@ -214,6 +215,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         pid=os.getpid(),
         metrics_address=with_host(metrics_address, host),
         kv_form=assembly.announced_form,
+        speaks=SPOKEN,
         engine=assembly.name,
         root=assembly.root[:MAX_TEXT],
         greedy=assembly.greedy,

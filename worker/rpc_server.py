@@ -10,6 +10,7 @@ import psutil
 
 from baton_proto import worker as wire
 from baton_proto.decoding import decoder
+from baton_proto.version import VersionError, check_major
 from runtime.address import format_address
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
@@ -106,5 +107,22 @@ class WorkerService:
 
 
 def _row(question: wire.Question[Any], answer: Any) -> Any:
-    make = grpc.unary_stream_rpc_method_handler if question.streamed else grpc.unary_unary_rpc_method_handler
-    return make(answer, decoder(question.request), wire.encode)
+    async def check(request: Any, context: Context) -> None:
+        try:
+            check_major(f"question {question.name}", request.version, wire.MAJOR)
+        except VersionError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def answer_one(request: Any, context: Context) -> Any:
+        await check(request, context)
+        return await answer(request, context)
+
+    async def answer_many(request: Any, context: Context) -> AsyncIterator[Any]:
+        await check(request, context)
+        async for part in answer(request, context):
+            yield part
+
+    decode = decoder(question.request)
+    if question.streamed:
+        return grpc.unary_stream_rpc_method_handler(answer_many, decode, wire.encode)
+    return grpc.unary_unary_rpc_method_handler(answer_one, decode, wire.encode)

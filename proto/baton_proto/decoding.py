@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from baton_proto.version import check_major
 
@@ -42,15 +42,24 @@ class Versioned(Protocol):
     def version(self) -> int: ...
 
 
+class _Head(Struct):
+    version: Count
+
+
 M = TypeVar("M", bound=Versioned)
 
 
 def versioned(kind: type[M], name: str, major: int, *, json: bool = False) -> Callable[[bytes | bytearray], M]:
-    """Like `decoder`, for a message that says its version. Another major one raises VersionError, with `name`."""
-    decode = decoder(kind, json=json)
+    """Like `decoder`, for a message that says its version. Another major one raises VersionError, with `name`, whatever
+    else is in it."""
+    decode, decode_head = decoder(kind, json=json), decoder(_Head, json=json)
 
     def decode_message(data: bytes | bytearray) -> M:
-        message: M = decode(data)
+        try:
+            message: M = decode(data)
+        except msgspec.DecodeError:
+            check_major(name, decode_head(data).version, major)
+            raise
         check_major(name, message.version, major)
         return message
 

@@ -1,10 +1,11 @@
 """What a worker says of itself in the discovery bucket, and how loaded it is on the metrics plane."""
 
+import zlib
 from typing import Annotated
 
 from msgspec import Struct
 
-from baton_proto.decoding import Count, Ms, Name, Rows, Small, Text, versioned
+from baton_proto.decoding import Count, Ms, Name, Rows, Small, Text, decoder, versioned
 
 MAJOR = 1
 
@@ -45,10 +46,23 @@ class WorkerRecord(Struct, frozen=True):
     stream_address: Name = ""  # HOST:PORT where it takes streams of messages; empty for EVENTS_ROLE
     tls: bool = False  # whether gRPC and streams speak it
     kv_form: Name = ""  # beside weights and configuration: workers with another one take none of its KV
+    speaks: Name = ""  # versions of what it is told and tells, see spoken.py
     engine: Name = ""  # "baton" | "vllm" | "external"
     note: Text = ""  # what an operator should know about its engine; empty when all is well
     root: Text = ""  # of an external worker: where its server has the weights from, as it says
     greedy: Text = ""  # and the ids of its greedy answer to a fixed prompt, which the same weights give alike
+
+
+class RecordHead(Struct, frozen=True):
+    """What every version of a record has."""
+
+    worker_id: Name
+    role: Name = ""
+
+
+def weights_tag(model_hash: str) -> int:
+    """A short name of weights and configuration; never 0, which names none."""
+    return zlib.crc32(model_hash.encode()) or 1
 
 
 def prefill_pairs(start: int, end: int) -> int:
@@ -106,4 +120,5 @@ class LoadReport(Pace, frozen=True, kw_only=True):
 
 
 decode_record = versioned(WorkerRecord, "worker record", MAJOR, json=True)
+decode_head = decoder(RecordHead, json=True)
 decode_load_report = versioned(LoadReport, "load report", MAJOR)

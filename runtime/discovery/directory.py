@@ -20,12 +20,15 @@ from typing import Literal
 import msgspec
 import structlog
 
-from baton_proto.discovery import WorkerRecord, decode_record
+from baton_proto.discovery import WorkerRecord, decode_head, decode_record
+from baton_proto.spoken import check_spoken
+from baton_proto.version import VersionError
 from runtime.end_task import end_tasks
 from runtime.errors import DeadlineError, ProtocolError
 from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.library import StorageType, StreamConfig
+from runtime.nats.skipped import skipped
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
 
 RETRY_S = 0.25
@@ -133,6 +136,15 @@ class _Older:
     deadline_s: float  # monotonic
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A worker that no process of this version can talk to."""
+
+    role: str  # as it says; empty when it does not
+    why: str
+    deadline_s: float  # monotonic
+
+
 class Directory:
     """The live workers of the namespace, as seen from here. Event loop only."""
 
@@ -141,6 +153,7 @@ class Directory:
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}
         self._older: dict[str, _Older] = {}  # by worker
+        self._foreign: dict[str, Foreign] = {}  # by worker
         self._payloads: dict[str, bytes] = {}  # the last ones: most heartbeats change nothing
         self._deadlines: dict[str, float] = {}  # monotonic
         self._callbacks: list[Callable[[Change], None]] = []
@@ -158,6 +171,12 @@ class Directory:
         """The live process that announces the same name and started before the one in `workers`."""
         older = self._older.get(worker_id)
         return older.record if older is not None and older.deadline_s > time.monotonic() else None
+
+    @property
+    def foreign(self) -> dict[str, Foreign]:
+        """The live workers of another version of the protocol by id; they are not among `workers`."""
+        now_s = time.monotonic()
+        return {name: one for name, one in self._foreign.items() if one.deadline_s > now_s}
 
     def on_change(self, callback: Callable[[Change], None]) -> None:
         """`callback` gets every change from now on, on the event loop. It must not block."""
@@ -196,6 +215,7 @@ class Directory:
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         worker_id = worker_of(subject)
         if KV_OPERATION in headers:
+            self._foreign.pop(worker_id, None)
             known, older = self._workers.get(worker_id), self._older.get(worker_id)
             if older is not None and headers.get(INCARNATION) == str(older.record.incarnation):
                 del self._older[worker_id]
@@ -207,13 +227,24 @@ class Directory:
         else:
             try:
                 record = decode_record(payload)
+                check_spoken(record.speaks)
                 if record.worker_id != worker_id:
                     where = f"worker record of {worker_id}"
                     raise ProtocolError(where, f"it names another worker: {record.worker_id!r}")
+            except VersionError as error:
+                self._note_foreign(worker_id, payload, str(error))
+                return
             except (msgspec.DecodeError, ProtocolError) as error:
-                log.warning("malformed worker record skipped", subject=subject, error=str(error))
+                skipped("worker record", subject, error)
                 return
             self._update(record, payload)
+
+    def _note_foreign(self, worker_id: str, payload: bytes, why: str) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            role = decode_head(payload).role
+            if worker_id not in self.foreign:
+                log.warning("worker cannot be talked to", worker=worker_id, role=role, reason=why)
+            self._foreign[worker_id] = Foreign(role, why, time.monotonic() + self._ttl_s)
 
     def _update(self, record: WorkerRecord, payload: bytes) -> None:
         known = self._workers.get(record.worker_id)

@@ -38,11 +38,11 @@ async def living_names(nats: NatsClient, names: Set[str], ttl_s: float) -> set[s
     await directory.start()
     subscription = await nats.subscribe(workers_key(nats.namespace), receive)
     try:
-        if found := directory.workers.keys() & names:
+        if found := (directory.workers.keys() | directory.foreign.keys()) & names:
             log.info("waiting for a heartbeat of who has these names", workers=sorted(found), timeout_s=ttl_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(heard.wait(), ttl_s)
-        return set(directory.workers.keys() & names) if heard.is_set() else set()
+        return (directory.workers.keys() | directory.foreign.keys()) & names if heard.is_set() else set()
     finally:
         await nats.unsubscribe(subscription)
         await directory.close()

@@ -5,12 +5,15 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from baton.service.nats_server import HOST, NatsServer
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.spoken import SPOKEN
 from runtime.discovery.directory import Announcer, Change, Directory
 from runtime.discovery.load_board import LoadBoard, publish_load
 from runtime.end_task import end_tasks
@@ -97,6 +100,24 @@ async def test_a_worker_appears_changes_its_state_and_withdraws(nats_server: Nat
     await directory.wait_for(lambda workers: not workers, 30)
     assert changes == [("added", "decode-0", 1), ("changed", "decode-0", 1), ("removed", "decode-0", 1)]
     assert directory.lost == 0, "withdrawing does not wait for the record to expire"
+
+
+@pytest.mark.parametrize("other", [{"version": MAJOR + 1, "num_blocks": "many"}, {"speaks": "worker 99, kv events 2"}])
+async def test_a_worker_of_another_version_is_named_once_and_not_listed(
+    nats_server: NatsServer, directory: Directory, other: dict[str, Any]
+) -> None:
+    foreign = msgspec.structs.replace(record("decode-9"), **other)
+    with capture_logs() as logs:
+        async with worker(nats_server, foreign), worker(nats_server, record()):
+            await until(lambda: "decode-9" in directory.foreign)
+            await directory.wait_for(lambda workers: "decode-0" in workers, 30)
+            await asyncio.sleep(2 * TTL_S)  # heartbeats keep it there, and say nothing new
+            (one,) = directory.foreign.values()
+            assert (one.role, list(directory.workers)) == ("decode", ["decode-0"])
+            assert one.why.endswith(("this build speaks 1", f"this build speaks {SPOKEN}"))
+        await until(lambda: not directory.foreign)
+    said = [line for line in logs if line.get("worker") == "decode-9" and line["log_level"] == "warning"]
+    assert [line["event"] for line in said] == ["worker cannot be talked to"]
 
 
 async def test_a_directory_that_starts_later_knows_the_workers_at_once(
@@ -263,10 +284,15 @@ async def test_load_reports_arrive_and_malformed_ones_are_skipped(nats: NatsClie
     arrived: asyncio.Queue[LoadReport] = asyncio.Queue()
     board.on_report(arrived.put_nowait)
     await board.start()
-    await nats.publish("baton.default.load.w", b"\xc1")
     report = LoadReport(version=MAJOR, worker_id="w", incarnation=7, load=WorkerLoad(running=3, last_event_id=5))
-    await publish_load(nats, report)
-    assert await asyncio.wait_for(arrived.get(), 30) == report
+    with capture_logs() as logs:
+        await nats.publish("baton.default.load.x", b"\xc1")
+        for _ in range(5):
+            await publish_load(nats, msgspec.structs.replace(report, version=MAJOR + 1))
+        await publish_load(nats, report)
+        assert await asyncio.wait_for(arrived.get(), 30) == report
+    assert [line["subject"][-1] for line in logs] == ["x", "w"], "one line each, however many there are"
+    assert f"major version {MAJOR + 1} is not understood here; this build speaks {MAJOR}" in logs[1]["error"]
     assert board.reports == {"w": report}
     board.discard("w")
     assert not board.reports
