@@ -240,6 +240,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         relieved=queue.wake,
         has_news=charged.set,
     )
+    directory = Directory(nats, config.discovery.ttl_s)
     pool = WorkerPool(
         router_id,
         _model_name(config, files),
@@ -249,6 +250,7 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         changed=queue.wake,
         load_seen=lambda worker, load: indexer.observe(worker, load),
         expected={worker.name: worker.worker_role for worker in config.external_workers},
+        foreign=lambda: directory.foreign,
     )
     expected, hits = ExpectedPrefixes(), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
@@ -270,7 +272,6 @@ def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsCl
         metrics=RouterMetrics(),
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id)
-    directory = Directory(nats, config.discovery.ttl_s)
     speeds = StepSpeeds(ledger, config.step_times)
     return _View(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, parts)
 

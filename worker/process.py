@@ -122,6 +122,7 @@ async def serve_worker(
         closing.callback(role.peers.end_streams)
 
         await runtime.read_vocabulary()
+        runtime.note_weights()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
         await runtime.announcer.start()

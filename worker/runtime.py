@@ -6,7 +6,7 @@ import asyncio
 import msgspec
 import structlog
 
-from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad
+from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad, weights_tag
 from baton_proto.grammar import Grammar
 from baton_proto.worker import MAJOR, Hello
 from engine.sequences.output import StepOutput
@@ -53,6 +53,7 @@ class WorkerRuntime:
         )
         self.metrics = metrics
         self.draining = False
+        self.weights = 0  # see `note_weights`
         self.announcer: Announcer | None = None  # set when the servers listen
         self._engine_load = WorkerLoad()
         self._role: Role | None = None
@@ -78,6 +79,10 @@ class WorkerRuntime:
     @property
     def state(self) -> str:
         return "sleeping" if self.asleep else "draining" if self.draining else "ready"
+
+    def note_weights(self) -> None:
+        """Before the first request, and before the first one after an update."""
+        self.weights = weights_tag(self.assembly.model_hash)
 
     async def announce(self) -> None:
         """Tells the state, and which weights they are, to discovery and the metrics."""

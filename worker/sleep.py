@@ -85,6 +85,7 @@ class Sleeper:
         if not self._runtime.asleep and not self._runtime.assembly.memory.problem:
             self._runtime.role.peers.resume()
             await self._runtime.fresh_load()
+            self._runtime.note_weights()
             self._runtime.draining = False
         await self._runtime.announce()
 

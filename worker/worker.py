@@ -131,6 +131,9 @@ class Worker:
         if self._runtime.draining:
             problem = f"the {self.name} worker is {self._runtime.state}"
             return Failure("refused", problem, retryable=True, worker_id=worker_id)
+        if request.weights not in (0, self._runtime.weights):
+            problem = "it has other weights than those that the answer was begun with"
+            return Failure("refused", problem, retryable=True, worker_id=worker_id)
         key = (router, request.request_id)
         if key in self.in_flight or key in self._compiling:
             problem = "a request of this id is in flight already"
@@ -162,7 +165,7 @@ class Worker:
             if output.finish == "error":
                 self.fail(request, self._failure(request, output))
                 continue
-            delta = _delta(request, output)
+            delta = _delta(request, output, self._runtime.weights)
             if output.finish is None:
                 request.router.send(delta)
             else:
@@ -227,7 +230,7 @@ class Worker:
         return problems
 
 
-def _delta(request: Request, output: SequenceOutput) -> Delta:
+def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
     cached_tokens = None
     if not request.started:
         own, theirs = request.sequence.num_cached_tokens, request.handoff.cached_tokens if request.handoff else 0
@@ -244,6 +247,7 @@ def _delta(request: Request, output: SequenceOutput) -> Delta:
         stop_token=output.stop_token,
         timeline=None if request.started else _timeline(request),
         prompt_logprobs=output.prompt_logprobs or request.prompt_logprobs,
+        weights=0 if request.started else weights,
     )
     request.started, request.prompt_logprobs = True, None
     return delta

@@ -8,7 +8,7 @@ import grpc
 
 from baton.service.children import Children
 from baton.service.launcher import ROUTER
-from baton_proto.discovery import OTHER_WEIGHTS
+from baton_proto.discovery import UNPAIRED
 from baton_proto.generated.inference_pb2 import WorkerStatus
 from runtime.calls.router import Client
 from runtime.config.external import server_of
@@ -21,9 +21,9 @@ POLL_S = 0.05
 
 
 async def until_used(worker_ids: Iterable[str], client: Client, children: Children, timeout_s: float) -> None:
-    """A worker that sleeps, or whose weights are not those of most, is used as far as it can be. Raises
-    ProcessFailedError when a worker's process ends, the time is up, or no router answers. A router that ends meanwhile
-    is not waited for."""
+    """A worker that sleeps, or is the first of its generation, is used as far as it can be. Raises ProcessFailedError
+    when a worker's process ends, the time is up, or no router answers. A router that ends meanwhile is not waited
+    for."""
     deadline_s = time.monotonic() + timeout_s
     workers = list(worker_ids)
     waits = dict.fromkeys(children.routers, SILENT) | dict.fromkeys(workers, UNKNOWN)
@@ -52,4 +52,4 @@ def _unused(name: str, workers: Iterable[WorkerStatus]) -> str:
 
 
 def _settled(worker: WorkerStatus) -> bool:
-    return worker.used or worker.state == "sleeping" or OTHER_WEIGHTS in worker.note
+    return worker.used or worker.state == "sleeping" or UNPAIRED in worker.note

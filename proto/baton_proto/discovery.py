@@ -13,8 +13,8 @@ MAJOR = 1
 # their stream.
 EVENTS_ROLE = "events"
 
-# What routers note of a worker that they leave out because of its weights.
-OTHER_WEIGHTS = "not used: its weights are not those of most decode workers; `baton update-weights` makes them so"
+# What routers note of a worker that they leave out until a decode worker of its generation is there.
+UNPAIRED = "not used: no decode worker has its weights, form of KV and version of Baton"
 
 
 class TransferEndpoint(Struct, frozen=True):

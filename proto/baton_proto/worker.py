@@ -75,6 +75,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
     due_ms: Small | None = None  # until the first token is due, from the moment of sending; None: at no time
+    weights: Count = 0  # see discovery.weights_tag: those that the output is of; 0: there is none
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -120,6 +121,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     failure: Failure | None = None
     timeline: Timeline | None = None  # with the first token
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
+    weights: Count = 0  # with the first token: those that compute the answer, see discovery.weights_tag
 
     @property
     def hurries(self) -> bool:

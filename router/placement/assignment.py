@@ -16,12 +16,12 @@ from router.index.prefix_hits import PrefixHits
 from router.placement.candidates import NO_CANDIDATES, NO_RATES, NO_WORK, Candidates, Request
 from router.placement.early_refusal import check_in_time
 from router.placement.expected_prefixes import Expectation, ExpectedPrefixes
-from router.placement.one_kv_form import best_form, of_each_form
+from router.placement.one_generation import best_generation, of_each_generation
 from router.placement.placement import Placement, Weighing, weigh
 from router.placement.weights import TARGETS, Weights
 from router.workers.link import WorkerLink
 from router.workers.load import Charge, LoadLedger
-from router.workers.pool import WorkerPool
+from router.workers.pool import Generation, WorkerPool
 from runtime.config.planner import TargetsConfig
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -94,8 +94,8 @@ class Assigner:
         """Chooses workers and charges them; None: no workers can take it now. `max_tokens`: prompt and the longest
         possible output. `is_dated`: its first token is due, and not the whole answer alone. Raises TooLate when no
         first token can come within `due_ms`."""
-        forms = of_each_form(request, self._pool.strangers())
-        weighing, reused = self._weigh(forms, max_tokens, hashes, due_ms, is_dated=is_dated)
+        generations = self._pool.generations()
+        weighing, reused = self._weigh(request, generations, max_tokens, hashes, due_ms, is_dated=is_dated)
         check_in_time(weighing, NO_WORK, due_ms)
         placement = weighing.placement()
         if placement is None:
@@ -116,43 +116,48 @@ class Assigner:
 
     def weigh(self, request: Request, max_tokens: int, hashes: NDArray[np.uint64]) -> Weighing:
         """What `assign` would decide, without a trace."""
-        return self._weigh(of_each_form(request, self._pool.strangers()), max_tokens, hashes, math.inf)[0]
+        return self._weigh(request, self._pool.generations(), max_tokens, hashes, math.inf)[0]
 
     def weigh_soonest(
         self, request: Request, max_tokens: int, hashes: NDArray[np.uint64], *, is_dated: bool = False
     ) -> Weighing:
-        """The soonest first token. It is as if all workers had one form of KV, because all share what waits before."""
-        return self._weigh([request], max_tokens, hashes, due_ms=0.0, is_dated=is_dated)[0]
+        """The soonest first token. It is as if all workers were of one generation, because all share what waits
+        before."""
+        one = [Generation(request.weights, frozenset())]
+        return self._weigh(request, one, max_tokens, hashes, due_ms=0.0, is_dated=is_dated)[0]
 
     def _weigh(
         self,
-        forms: Sequence[Request],
+        request: Request,
+        generations: Sequence[Generation],
         max_tokens: int,
         hashes: NDArray[np.uint64],
         due_ms: float,
         *,
         is_dated: bool = False,
     ) -> tuple[Weighing, bytes]:
-        """`forms`: the request, as each form of KV has it. Also returns the last block (sequence hash, u64 LE) of the
-        prefix that some worker holds; empty when none does."""
+        """Also returns the last block (sequence hash, u64 LE) of the prefix that some worker holds; empty when none
+        does."""
         config = self._config
+        forms = of_each_generation(request, generations)
         decode = prefill = NO_CANDIDATES
         may_keep = False
         reused = b""
-        if decode_keys := self._pool.decode_keys(max_tokens):
+        if forms and (decode_keys := self._pool.decode_keys(max_tokens)):
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            prefill_keys = self._pool.prefill_keys(forms[0].num_tokens)
-            later_than = forms[0].num_tokens if is_dated else None
+            prefill_keys = self._pool.prefill_keys(request.num_tokens)
+            later_than = request.num_tokens if is_dated else None
             may_keep = self._pool.prefill_keys(max_tokens) == prefill_keys
             decode = candidates(self._ledger, decode_keys, match, cached, later_than)
             prefill = candidates(self._ledger, prefill_keys, match, cached, later_than)
         limits = (config.max_running_per_worker, due_ms)
         weighings = [
-            weigh(form, decode, prefill, self.weights, self._rng, *limits, may_keep=may_keep) for form in forms
+            weigh(form, decode, prefill, self.weights, self._rng, *limits, may_keep=may_keep)
+            for form in forms or [request]
         ]
-        return best_form(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
+        return best_generation(weighings, due_ms) if len(forms) > 1 else weighings[0], reused
 
 
 def candidates(

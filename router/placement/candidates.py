@@ -25,6 +25,7 @@ class Request(Struct, frozen=True, gc=False):
     num_tokens: int  # prompt and replayed output
     block_size: int
     excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
+    weights: int = 0  # that the answer was begun with, see weights_tag; 0: it has not begun
 
 
 class Work(NamedTuple):

@@ -24,6 +24,7 @@ class Answer:
         self._parts = None if parsing is None else _Parts(parsing, request.draw.call_ids(index))
         self._stops = sampling.stop_token_ids
         self._num_left = sampling.max_tokens
+        self.weights = request.weights[index] if request.weights else 0  # that compute all of it; 0: it has no token
         self.turned = False  # the last tokens are not the engine's, which has to go on from them
 
     def take(
@@ -34,7 +35,8 @@ class Answer:
         if self._parts is not None:
             return self._take_apart(self._parts, token_ids, logprobs, finish, stop_token)
         text, finish = self._text.take(token_ids, logprobs, finish, stop_token)
-        return Piece(self._index, token_ids, text, finish, logprobs, None, self._stop_reason(finish, stop_token))
+        reason = self._stop_reason(finish, stop_token)
+        return Piece(self._index, token_ids, text, finish, logprobs, None, reason, weights=self.weights)
 
     def _take_apart(
         self,
@@ -64,7 +66,8 @@ class Answer:
             texts.append(self._text.flush())
             finish = parts.end(texts[-1], finish)
         reason = self._stop_reason(finish, stop_token)
-        return Piece(self._index, token_ids, "".join(texts), finish, logprobs, parts.taken(), reason)
+        text = "".join(texts)
+        return Piece(self._index, token_ids, text, finish, logprobs, parts.taken(), reason, weights=self.weights)
 
     def _stop_reason(self, finish: str | None, stop_token: int | None) -> int | str | UnsetType:
         """The model's own end is none."""

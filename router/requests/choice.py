@@ -114,7 +114,7 @@ class Choice:
                 try:
                     tokens = self._tokens()
                     excluded = frozenset(self._excluded)
-                    facts = Request(len(tokens), self._parts.block_size, excluded)
+                    facts = Request(len(tokens), self._parts.block_size, excluded, self._answer.weights)
                     began_s = time.monotonic()
                     with self._turn(facts, tokens) as turn:
                         assignment = await self._wait(turn, facts)
@@ -252,8 +252,9 @@ class Choice:
             absent_since_s = None if self._has_worker() else max(began_s, self._parts.pool.no_decode_since_s or 0.0)
             left_s = patience_s if absent_since_s is None else absent_since_s + patience_s - now
             if left_s <= 0:
-                asleep = self._parts.pool.asleep()
-                raise UnavailableError(f"no decode worker that can serve was ready for {patience_s:.1f} s{asleep}")
+                able = "has the weights that the answer was begun with" if self._answer.weights else "can serve"
+                absent = self._parts.pool.absent()
+                raise UnavailableError(f"no decode worker that {able} was ready for {patience_s:.1f} s{absent}")
             timeout_s = min(timeout_s, left_s)
         return assignment
 
@@ -286,7 +287,10 @@ class Choice:
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
         """Whether a decode worker could take this choice, now or when it is less busy."""
         able = self._parts.pool.ready_decode(self._max_tokens)
-        return any(worker.key != besides and worker.key not in self._excluded for worker in able)
+        return any(
+            worker.key != besides and worker.key not in self._excluded and self._answer.weights in (0, worker.weights)
+            for worker in able
+        )
 
     def _check_fits(self) -> None:
         """Raises InvalidRequestError when there are workers and all are too small, those that come back among them."""
@@ -309,6 +313,7 @@ class Choice:
             hash_seed=request.hash_seed,
             hint=request.hint,
             due_ms=self._due_on_worker(),
+            weights=self._answer.weights,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 
@@ -328,17 +333,20 @@ class Choice:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         prompt_logprobs: PromptLogprobs | None = None
+        weights = self._answer.weights
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
             if delta.cached_tokens is not None:
                 self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
             prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
+            weights = weights or delta.weights
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
         if not token_ids and finish is None:
             return None
+        self._answer.weights = weights
         piece = self._answer.take(token_ids, logprobs, finish, deltas[-1].stop_token)
         if token_ids:
             self._tally.output(assignment, len(token_ids))

@@ -85,7 +85,7 @@ class Generator:
         if self._leaving:
             return "the router is draining"
         pool = self._parts.pool
-        return None if pool.ready_decode() else f"no decode worker is ready{pool.asleep()}"
+        return None if pool.ready_decode() else f"no decode worker is ready{pool.absent()}"
 
     def leave(self) -> None:
         """Says from now on that it is not ready, and serves on."""

@@ -40,6 +40,7 @@ class GenerateRequest(Struct, frozen=True):
     spells_special: bool = False  # special tokens belong to the text
     draw: Draw = field(default_factory=Draw.fresh)
     begun: Sequence[Sequence[int]] = ()  # of each choice: the first tokens of its output, which the client has
+    weights: Sequence[int] = ()  # of each choice: those that computed what the client has, see weights_tag; 0: any
     cuts: Sequence[Sequence[int]] = ()  # of each choice: after so many tokens a piece ends, in order; none: none does
 
 
@@ -61,6 +62,7 @@ class Piece(Struct, frozen=True, gc=False):
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
     stop_reason: int | str | UnsetType = UNSET  # the stop string or stop token of the request that has ended the choice
     prompt_logprobs: PromptLogprobs | None = None  # with the first piece, where they are asked for
+    weights: int = 0  # that computed it, see weights_tag
 
     @property
     def events(self) -> Sequence[Event]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import asdict
 
-from baton_proto.discovery import OTHER_WEIGHTS, WorkerLoad, WorkerRecord
+from baton_proto.discovery import UNPAIRED, WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
 from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
@@ -67,6 +67,12 @@ class StatusView:
         """Workers in the order of their ids."""
         workers = [self._worker(worker) for worker in self.pool.workers.values()]
         workers += [_away(*away) for away in self.pool.away()]
+        foreign = self.pool.foreign().items()
+        workers += [
+            pb.WorkerStatus(worker_id=name, role=one.role, state="unknown", note=f"not used: {one.why}")
+            for name, one in foreign
+            if name not in self.pool.workers
+        ]
         workers.sort(key=lambda worker: worker.worker_id)
         queue = pb.QueueStatus(**self.queue.view()._asdict())
         return pb.StatusResponse(
@@ -76,12 +82,15 @@ class StatusView:
     def note(self, worker: PooledWorker) -> str:
         """What an operator should know about the worker; empty when all is well."""
         notes = [f"not used: {worker.misfit}" if worker.misfit else ""]
-        if self.pool.has_other_weights(worker):
-            notes.append(OTHER_WEIGHTS)
+        if self.pool.is_unpaired(worker):
+            notes.append(UNPAIRED)
+        elif any(one.record.model_hash != worker.record.model_hash for one in self.pool.ready_decode()):
+            notes.append("other decode workers have other weights")
         if (other := self.namesake(worker.record.worker_id)) is not None:
             whose = f"the process {other.pid} at {other.rpc_address} has the same name"
             notes.append(f"announced twice: {whose} and is not used; give one service another --namespace")
-        notes.append("" if worker.link.connected else "the router has no connection to it")
+        if not worker.link.connected:
+            notes.append(": ".join(filter(None, ("the router has no connection to it", worker.link.refusal))))
         notes += [self.events.note(worker.key), worker.record.note, self._other_answer(worker.record)]
         return "; ".join(note for note in notes if note)
 
@@ -110,7 +119,7 @@ class StatusView:
             address=record.rpc_address,
             blocks_total=load["blocks_total"] or record.num_blocks,
             note=self.note(worker),
-            used=worker.usable and not (self.pool.has_other_weights(worker) or self.namesake(record.worker_id)),
+            used=worker.usable and not (self.pool.is_unpaired(worker) or self.namesake(record.worker_id)),
             last_event_id=self.events.last_event_id(worker.key),
             blocks_in_tree=self.events.tree.num_blocks_of(worker.key),
             event_batches=self.events.batches_of(worker.key),

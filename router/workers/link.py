@@ -47,6 +47,7 @@ class WorkerLink:
         self._pace = pace or Pace()
         self.worker: WorkerKey = (record.worker_id, record.incarnation)
         self.failed = False  # the last stream broke or could not be opened
+        self.refusal = ""  # why the worker took no stream, the last time
         self._closing = False
         self._router_id = router_id
         self._key = key
@@ -117,18 +118,19 @@ class WorkerLink:
         try:
             stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S, self._key)
             self._check_hello(theirs)
-            self._stream, self.failed = stream, False
+            self._stream, self.failed, self.refusal = stream, False, ""
             log.info("worker connected", worker=self.worker[0], incarnation=self.worker[1])
             self._on_change()
             stream.listen(decode_report, self._dispatch)
             return await stream.ended()
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:.1f} s"
-        except UnauthorizedError as error:
-            report = log.debug if self.failed else log.warning  # one warning until the next success
-            report("worker not used", worker=self.worker[0], reason=str(error))
-            return str(error)
-        except (OSError, ProtocolError) as error:
+        except (UnauthorizedError, ProtocolError) as error:
+            report = log.debug if self.refusal else log.warning  # one warning until the next success
+            self.refusal = str(error)
+            report("worker not used", worker=self.worker[0], reason=self.refusal)
+            return self.refusal
+        except OSError as error:
             return str(error)
         finally:
             if stream is not None:

@@ -1,26 +1,25 @@
 """The workers that discovery lists, each with the router's link to it.
 
-A worker is used when it is ready, reachable and serves our model with our block size. Of workers with different
-weights, those are used that share theirs with most decode workers: no request is answered by two sets of weights while
-they are updated one worker after the other. Event loop only.
+A worker is used when it is ready, reachable and serves our model with our block size. Workers of several generations
+serve beside each other, each request by those of one. Event loop only.
 """
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
-from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.discovery import EVENTS_ROLE, LoadReport, WorkerLoad, WorkerRecord, weights_tag
 from baton_proto.worker import PrefillTarget, SnapshotChunk
 from router.workers.link import WorkerLink
 from router.workers.load import LoadLedger
 from router.workers.pace import Pace
 from runtime.calls.worker import WorkerClient
 from runtime.config.external import server_of
-from runtime.discovery.directory import Change
+from runtime.discovery.directory import Change, Foreign
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import InvalidRequestError, WorkerLostError
 from runtime.security.cluster_key import ClusterKey
@@ -42,8 +41,26 @@ class PooledWorker:
         self.key = (self.record.worker_id, self.record.incarnation)
 
     @property
+    def generation(self) -> tuple[str, str]:
+        return self.record.model_hash, self.record.kv_form
+
+    @property
+    def weights(self) -> int:
+        return weights_tag(self.record.model_hash)
+
+    @property
+    def problem(self) -> str:
+        """Why no request can be sent to it; empty when one can, or soon."""
+        return self.misfit or ("" if self.link.connected else self.link.refusal)
+
+    @property
     def usable(self) -> bool:
         return self.link.connected and self.record.state == "ready" and not self.misfit
+
+
+class Generation(NamedTuple):
+    weights: int  # see weights_tag
+    others: frozenset[WorkerKey]  # the workers of other generations
 
 
 class _Ready:
@@ -65,7 +82,7 @@ class _Ready:
 
 class WorkerPool:
     """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
-    external servers, which come back when they are away, with their roles."""
+    external servers, which come back when they are away, with their roles. `foreign`: workers that nobody can talk to."""
 
     def __init__(
         self,
@@ -78,15 +95,17 @@ class WorkerPool:
         changed: Callable[[], None] = lambda: None,
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
         expected: Mapping[str, str] | None = None,
+        foreign: Callable[[], Mapping[str, Foreign]] = dict,
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
+        self.foreign = foreign
         self._expected = expected or {}
         self._longest = {  # tokens of a request that each took when it was there
             name: 0 for name, role in self._expected.items() if role == "decode"
         }
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
-        self._strangers: tuple[frozenset[WorkerKey], ...] | None = None  # a cache, see strangers
+        self._generations: tuple[Generation, ...] | None = None  # a cache, see generations
         self._router_id = router_id
         self._model = model
         self._block_size = block_size
@@ -94,7 +113,6 @@ class WorkerPool:
         self._key = key
         self._on_change = changed
         self._load_seen = load_seen
-        self._weights = ""  # the model_hash of the workers that are used
         self._no_decode_since_s: float | None = time.monotonic()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -154,16 +172,17 @@ class WorkerPool:
     def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         return self._ready("prefill").keys_that_take(num_tokens)
 
-    def strangers(self) -> tuple[frozenset[WorkerKey], ...]:
-        """The workers with another form of KV, for each form that decode workers have: while these are left out, all
-        can exchange KV. Empty where all workers have one form, and where nobody ships KV."""
-        if self._strangers is None:
+    def generations(self) -> tuple[Generation, ...]:
+        """Those that decode workers are of: while the others of one are left out, all have the same weights, and where
+        prompts are shipped, all can exchange KV."""
+        if self._generations is None:
             decode, prefill = self._ready("decode").workers, self._ready("prefill").workers
-            both = [*decode, *prefill]
-            forms = sorted({worker.record.kv_form for worker in decode}) if prefill else []
-            others = (frozenset(worker.key for worker in both if worker.record.kv_form != form) for form in forms)
-            self._strangers = tuple(others) if len({worker.record.kv_form for worker in both}) > 1 else ()
-        return self._strangers
+            kinds = {worker.key: worker.generation if prefill else worker.generation[:1] for worker in decode + prefill}
+            self._generations = tuple(
+                Generation(weights_tag(kind[0]), frozenset(key for key, other in kinds.items() if other != kind))
+                for kind in sorted({kinds[worker.key] for worker in decode})
+            )
+        return self._generations
 
     def link(self, key: WorkerKey) -> WorkerLink:
         """Raises WorkerLostError."""
@@ -191,18 +210,25 @@ class WorkerPool:
         """A worker's block table for the indexer. Raises WorkerLostError, at once or while it is read."""
         return self.link((worker_id, incarnation)).client.snapshot(SNAPSHOT_TIMEOUT_S)
 
-    def has_other_weights(self, worker: PooledWorker) -> bool:
-        """Whether a usable worker is left out because of its weights."""
-        return bool(worker.usable and self._ready("decode").workers and worker.record.model_hash != self._weights)
+    def is_unpaired(self, worker: PooledWorker) -> bool:
+        """Whether a usable worker is left out because no decode worker is of its generation."""
+        decode = self._ready("decode").workers
+        return worker.usable and bool(decode) and all(worker.generation != one.generation for one in decode)
 
-    def asleep(self) -> str:
-        """Which decode workers sleep and how to wake them, as the end of a refusal; empty when none does."""
-        records = [worker.record for worker in self.workers.values() if worker.record.role == "decode"]
-        names = sorted(record.worker_id for record in records if record.state == "sleeping")
-        if not names:
-            return ""
-        shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
-        return f"; asleep: {shown}. `baton wake {names[0]}` or POST /wake_up?worker={names[0]} wakes one"
+    def absent(self) -> str:
+        """Which decode workers sleep and how to wake them, and why others are not used, as the end of a refusal; empty
+        when nothing is known."""
+        decode = [worker for worker in self.workers.values() if worker.record.role == "decode"]
+        asleep = sorted(worker.key[0] for worker in decode if worker.record.state == "sleeping")
+        useless = {worker.key[0]: worker.problem for worker in decode if worker.problem}
+        useless |= {name: one.why for name, one in self.foreign().items() if one.role != "prefill"}
+        said = ""
+        if useless:
+            said += f"; not used: {_shown([f'{name} ({why})' for name, why in sorted(useless.items())])}"
+        if asleep:
+            how = f"`baton wake {asleep[0]}` or POST /wake_up?worker={asleep[0]} wakes one"
+            said += f"; asleep: {_shown(asleep)}. {how}"
+        return said
 
     @property
     def no_decode_since_s(self) -> float | None:
@@ -216,10 +242,6 @@ class WorkerPool:
         ready = self._by_role.get(role)
         if ready is None:
             usable = [worker for worker in self.workers.values() if worker.record.role == role and worker.usable]
-            if role == "decode":
-                self._weights = most_used(usable, self._weights)
-            if role == "decode" or self._ready("decode").workers:
-                usable = [worker for worker in usable if worker.record.model_hash == self._weights]
             ready = self._by_role[role] = _Ready(usable)
         return ready
 
@@ -260,7 +282,7 @@ class WorkerPool:
 
     def _changed(self) -> None:
         self._by_role.clear()
-        self._strangers = None
+        self._generations = None
         if self._ready("decode").workers:
             self._no_decode_since_s = None
         elif self._no_decode_since_s is None:
@@ -268,11 +290,8 @@ class WorkerPool:
         self._on_change()
 
 
-def most_used(decode: Sequence[PooledWorker], now: str) -> str:
-    """The model_hash of most of these workers; of several, the one that is used now, else the first by name, because
-    all routers shall choose alike."""
-    counts = Counter(worker.record.model_hash for worker in decode)
-    return max(sorted(counts), key=lambda weights: (counts[weights], weights == now), default=now)
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
 
 
 def largest(workers: Iterable[PooledWorker]) -> int | None:

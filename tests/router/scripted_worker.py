@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from baton_proto.decoding import decoder
-from baton_proto.discovery import WorkerLoad, WorkerRecord
+from baton_proto.discovery import WorkerLoad, WorkerRecord, weights_tag
 from baton_proto.kv_events import Stored
 from baton_proto.worker import (
     MAJOR,
@@ -88,6 +88,7 @@ async def answer_until(worker: "ScriptedWorker", submit: Submit, num_tokens: int
                 cached_tokens=16 if first else None,
                 handoff=handoff,
                 finish="length" if len(token_ids) == last else None,
+                weights=weights_tag(worker.model_hash) if first else 0,
             )
         )
         first = False
@@ -121,6 +122,7 @@ class ScriptedWorker:
         self.hello = Hello(MAJOR, worker_id, incarnation)
         self.max_model_len = 4096
         self.kv_form = ""
+        self.model_hash = "hash"
         self.load = WorkerLoad(blocks_total=256)
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -145,7 +147,7 @@ class ScriptedWorker:
             stream_address=self.stream_address,
             transfer=None,
             model="tiny",
-            model_hash="hash",
+            model_hash=self.model_hash,
             block_size=16,
             num_blocks=256,
             max_model_len=self.max_model_len,

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -301,34 +300,6 @@ async def test_draining_and_misfit_workers_get_nothing(tokenizer: Tokenizer) -> 
         router.pool.apply(Change("changed", draining.record()))
         assert (await collect(stream(router, request(2)))).tokens == {0: greedy(PROMPT, 2)}
         assert not misfit.submits
-
-
-async def test_workers_with_other_weights_than_most_decode_workers_get_nothing(tokenizer: Tokenizer) -> None:
-    async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(routing(tokenizer))
-        names = ("d0", "d1", "d2", "p0")
-        roles = {name: "prefill" if name == "p0" else "decode" for name in names}
-        workers = {
-            name: await stack.enter_async_context(ScriptedWorker(name, role=role)) for name, role in roles.items()
-        }
-
-        def changed(name: str, weights: str) -> tuple[list[str], list[str]]:
-            router.pool.apply(Change("changed", replace(workers[name].record(), model_hash=weights)))
-            return (
-                [worker.key[0] for worker in router.pool.ready_decode()],
-                [key[0] for key in router.pool.prefill_keys()],
-            )
-
-        for name in names:
-            router.pool.apply(workers[name].added())
-        await router.until(lambda: all(worker.link.connected for worker in router.pool.workers.values()))
-        assert changed("d0", "new") == (["d1", "d2"], ["p0"])
-        assert router.pool.has_other_weights(router.pool.workers["d0"])
-        assert changed("d1", "new") == (["d0", "d1"], [])
-        assert changed("p0", "new") == (["d0", "d1"], ["p0"])
-        router.pool.apply(Change("removed", workers["d0"].record()))
-        assert changed("p0", "new") == (["d1"], ["p0"]), "one of each: those that are used go on"
-        assert changed("d2", "new") == (["d1", "d2"], ["p0"])
 
 
 async def test_requests_wait_in_the_queue_for_room_on_the_decode_worker(tokenizer: Tokenizer, clock: Clock) -> None:

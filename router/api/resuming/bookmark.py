@@ -30,7 +30,7 @@ MAX_CHOICES: Final = 16  # of a stream with bookmarks, because each of them tell
 
 _ANSWER = struct.Struct(f"<I{DICE_BYTES}sIIB")  # fields of an Origin in their order
 _COUNT = "[0-9]{1,10}"
-_TOLD = rf"{_COUNT}\.{_COUNT}\.{_COUNT}\.[0-9a-f]{{1,8}}!?"
+_TOLD = rf"{_COUNT}\.{_COUNT}\.{_COUNT}\.[0-9a-f]{{1,8}}(\.[0-9a-f]{{1,8}})?!?"
 _ID = re.compile(
     rf"(?P<request>[!-~]{{1,128}}):(?P<answer>[\w-]{{34}}):(?P<number>{_COUNT})"
     rf":(?P<told>{_TOLD}(,{_TOLD}){{0,{MAX_CHOICES - 1}}})(\+(?P<ending>[0-9]))?",
@@ -40,9 +40,9 @@ NOT_OURS: Final = "is not the id of an event that this service sent; send the re
 OF_ANOTHER: Final = "is the id of an event of another request: a stream goes on only for the very same body"
 
 
-def told_text(tokens: int, piece: int, events: int, check: int, ended: bool) -> str:
+def told_text(tokens: int, piece: int, events: int, check: int, ended: bool, weights: int) -> str:
     """The fields of a Told as a bookmark has them; a stream makes no Told for each event."""
-    return f"{tokens}.{piece}.{events}.{check:x}{'!' if ended else ''}"
+    return f"{tokens}.{piece}.{events}.{check:x}.{weights:x}{'!' if ended else ''}"
 
 
 class Told(Struct, frozen=True):
@@ -53,9 +53,10 @@ class Told(Struct, frozen=True):
     events: int = 0  # of that piece, that were sent
     check: int = NOTHING_READ  # of `tokens`, see `read_on`
     ended: bool = False  # the piece is the last one
+    weights: int = 0  # that computed the tokens, see weights_tag; 0: there are none
 
     def __str__(self) -> str:
-        return told_text(self.tokens, self.piece, self.events, self.check, self.ended)
+        return told_text(self.tokens, self.piece, self.events, self.check, self.ended, self.weights)
 
 
 class Origin(Struct, frozen=True):
@@ -110,16 +111,19 @@ class Bookmark(Struct, frozen=True):
         return again, msgspec.structs.replace(options, given=given)
 
     def cut(self, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
-        """Requests whose pieces end where the event's piece began and where it ended. Raises InvalidRequestError."""
+        """Requests whose pieces end where the event's piece began and where it ended, for the weights that computed
+        them. Raises InvalidRequestError."""
         limits = [sampling.max_tokens for request in requests for sampling in request.sampling]
         if len(limits) != len(self.told) or any(
             one.tokens > limit for one, limit in zip(self.told, limits, strict=True)
         ):
             raise InvalidRequestError(self.field, NOT_OURS)
-        told = iter(self.told)
-        return [
-            msgspec.structs.replace(request, cuts=[_cuts(next(told)) for _ in request.sampling]) for request in requests
-        ]
+        told, cut = iter(self.told), list[GenerateRequest]()
+        for request in requests:
+            of_request = [next(told) for _ in request.sampling]
+            cuts, weights = [_cuts(one) for one in of_request], [one.weights for one in of_request]
+            cut.append(msgspec.structs.replace(request, cuts=cuts, weights=weights))
+        return cut
 
     def begin(
         self, request: GenerateRequest, given: Sequence[Sequence[int]], field: str, vocab_size: int
@@ -156,8 +160,9 @@ def _goes_on(told: Told, sampling: SamplingParams) -> bool:
 
 def _told(text: str) -> Told:
     ended = text.endswith("!")
-    tokens, piece, events, check = text.rstrip("!").split(".")
-    return Told(int(tokens), min(int(piece), int(tokens)), int(events), int(check, 16), ended)
+    tokens, piece, events, check, *weights = text.rstrip("!").split(".")  # an earlier release tells no weights
+    piece_tokens, tag = min(int(piece), int(tokens)), int(weights[0], 16) if weights else 0
+    return Told(int(tokens), piece_tokens, int(events), int(check, 16), ended, tag)
 
 
 def _cuts(told: Told) -> Sequence[int]:

@@ -52,7 +52,7 @@ class Progress:
         choice.begin, choice.events, choice.skipped = choice.tokens, 0, 0
         choice.tokens += len(piece.token_ids)
         choice.check = read_on(choice.check, piece.token_ids)
-        choice.ended = piece.finish_reason is not None
+        choice.ended, choice.weights = piece.finish_reason is not None, piece.weights
         self._skips = False
         return piece if choice.behind is None else self._catch_up(piece, choice, choice.behind)
 
@@ -67,7 +67,9 @@ class Progress:
             return None
         self._number += 1
         piece = choice.tokens - choice.begin
-        self._told[self._index] = told_text(choice.tokens, piece, choice.events, choice.check, choice.ended)
+        self._told[self._index] = told_text(
+            choice.tokens, piece, choice.events, choice.check, choice.ended, choice.weights
+        )
         return self.last_bookmark()
 
     def next_of_ending(self) -> str | None:
@@ -107,7 +109,7 @@ class Progress:
 
 
 class _Choice:
-    __slots__ = ("begin", "behind", "check", "ended", "events", "held", "skipped", "tokens")
+    __slots__ = ("begin", "behind", "check", "ended", "events", "held", "skipped", "tokens", "weights")
 
     def __init__(self, behind: Told) -> None:
         self.behind = behind if behind.events else None  # what the client has; None: the answer is as far
@@ -117,6 +119,7 @@ class _Choice:
         self.events = 0  # of the piece
         self.skipped = 0  # events of the piece that the client has
         self.ended = False
+        self.weights = behind.weights
         self.held: list[Piece] = []
 
 
@@ -136,4 +139,5 @@ def merged(pieces: Sequence[Piece]) -> Piece:
         Parsed(joined([event for one in parsed for event in one.events]), thought) if parsed else None,
         last.stop_reason,
         pieces[0].prompt_logprobs,
+        last.weights,
     )

@@ -1,12 +1,14 @@
 """Status: every field of a worker and of the queue, and the notes an operator needs."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from baton_proto.discovery import LoadReport, WorkerLoad, WorkerRecord
 from router.counters.metrics import RouterMetrics
@@ -17,7 +19,7 @@ from router.views.status import StatusView
 from router.workers.account import LoadView
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
-from runtime.discovery.directory import Change
+from runtime.discovery.directory import Change, Foreign
 from runtime.discovery.worker_key import WorkerKey
 from tests.router.counters.test_tally import assignment
 from tests.router.scripted_worker import ScriptedWorker
@@ -127,6 +129,37 @@ async def test_notes_name_what_is_wrong(view: View) -> None:
         view.namesakes["d1"] = replace(decode.record(), pid=7)
         note = (await view.status()).workers[1].note
         assert f"announced twice: the process 7 at {decode.address} has the same name" in note
+
+
+async def test_workers_of_other_generations_and_versions_are_told_apart(view: View) -> None:
+    async with AsyncExitStack() as stack:
+        for name, role, weights in (("d0", "decode", "a"), ("d1", "decode", "b"), ("p0", "prefill", "c")):
+            worker = await stack.enter_async_context(ScriptedWorker(name, role))
+            worker.model_hash = weights
+            view.pool.apply(worker.added())
+            await view.connected(name)
+        view.pool.foreign = lambda: {"d9": Foreign("decode", "it speaks worker 99", math.inf)}
+        rows = {row.worker_id: row for row in (await view.status()).workers}
+        assert [name for name, row in rows.items() if row.used] == ["d0", "d1"]
+        assert rows["d0"].note == rows["d1"].note == "other decode workers have other weights"
+        assert rows["p0"].note == "not used: no decode worker has its weights, form of KV and version of Baton"
+        assert (rows["d9"].state, rows["d9"].note) == ("unknown", "not used: it speaks worker 99")
+        assert view.pool.absent() == "; not used: d9 (it speaks worker 99)"
+
+
+async def test_a_worker_that_takes_no_stream_says_why_in_log_status_and_refusals(view: View) -> None:
+    async with ScriptedWorker("d0") as decode:
+        decode.hello = replace(decode.hello, version=99)
+        with capture_logs() as logs:
+            view.pool.apply(decode.added())
+            async with asyncio.timeout(60):
+                while decode.connections < 3:
+                    await asyncio.sleep(0.01)
+        (worker,) = (await view.status()).workers
+        assert worker.note.startswith("the router has no connection to it: d0: steps stream: major version 99")
+        assert view.pool.absent().startswith("; not used: d0 (d0: steps stream: major version 99")
+        said = [line for line in logs if line["log_level"] == "warning"]
+        assert [line["event"] for line in said] == ["worker not used"], "one line until it is connected"
 
 
 async def test_servers_that_answer_a_fixed_prompt_otherwise_are_named_and_the_majority_is_not(view: View) -> None:

@@ -1,5 +1,6 @@
-"""Workers with different forms of KV in one service, such as two versions of an engine: a request goes to those of one
-form, because a prompt's KV is no use to the others. Pure."""
+"""Workers of several generations in one service: other weights, another form of KV, such as another version of an
+engine, or another version of Baton. A request goes to the workers of one generation, because a prompt's KV is no use to
+the others. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,15 +9,20 @@ from msgspec.structs import replace
 
 from router.placement.candidates import Request
 from router.placement.placement import Weighing
-from runtime.discovery.worker_key import WorkerKey
+from router.workers.pool import Generation
 
 
-def of_each_form(request: Request, strangers: Sequence[frozenset[WorkerKey]]) -> list[Request]:
-    """The request as the workers of each form see it: those of the others are left out. `strangers`: see WorkerPool."""
-    return [replace(request, excluded=request.excluded | others) for others in strangers] or [request]
+def of_each_generation(request: Request, generations: Sequence[Generation]) -> list[Request]:
+    """The request as the workers of each generation see it that may serve it: those of the others are left out. Only
+    the weights that an answer was begun with may go on with it."""
+    return [
+        replace(request, excluded=request.excluded | others) if others else request
+        for weights, others in generations
+        if request.weights in (0, weights)
+    ]
 
 
-def best_form(weighings: Iterable[Weighing], due_ms: float) -> Weighing:
+def best_generation(weighings: Iterable[Weighing], due_ms: float) -> Weighing:
     """The one that costs least of those that are in time, else the soonest."""
     return min(weighings, key=lambda weighing: _rank(weighing, due_ms))
 
