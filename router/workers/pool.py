@@ -82,7 +82,7 @@ class _Ready:
 
 class WorkerPool:
     """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
-    external servers, which come back when they are away, with their roles. `foreign`: workers that nobody can talk to."""
+    external servers, which come back when they are away, with their roles. `foreign`: workers that cannot be asked."""
 
     def __init__(
         self,

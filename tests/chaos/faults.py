@@ -34,6 +34,7 @@ from tests.chaos.plan import Odds, Strike
 from tests.chaos.service.fleet import Fleet
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.ray import RayFleet
+from tests.chaos.service.rolling import RollingFleet
 from tests.chaos.service.scenarios import KV, Scenario
 
 REPLACED_S = 30.0
@@ -285,6 +286,14 @@ async def _clock_jumps(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def _next_generation(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """Begins a roll-out, which goes on for several rounds. It may cost nothing at all."""
+    assert isinstance(fleet, RollingFleet)
+    fleet.roll()
+    yield
+
+
+@asynccontextmanager
 async def _node_killed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     """A node of the Ray cluster goes, with the worker on it; another one comes in its place."""
     assert isinstance(fleet, RayFleet)
@@ -405,6 +414,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
     Fault(Odds("drain", 4), _drain),
+    Fault(Odds("next generation", 12), _next_generation, fits=lambda scenario: scenario.rolls),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
     Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
     Fault(Odds("node killed", 4, (0.0, 2.0), 6.0), _node_killed, fits=lambda scenario: scenario.ray),

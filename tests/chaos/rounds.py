@@ -3,7 +3,7 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,10 +13,11 @@ from tests.chaos.faults import strike_in, usable
 from tests.chaos.hostile.effect import MOST_BYTES, note_memory
 from tests.chaos.judging import leaks
 from tests.chaos.judging.tally import Tally
-from tests.chaos.judging.verdict import Outcome, judge
+from tests.chaos.judging.verdict import Expected, Judged, Outcome, judge_any
 from tests.chaos.plan import Ask, Round, plan_round
-from tests.chaos.service.fleet import Fleet, running_fleet
+from tests.chaos.service.fleet import Fleet, pair, running_fleet
 from tests.chaos.service.oracle import Oracle, running_oracle
+from tests.chaos.service.rolling import NEXT, RollingFleet, models_of
 from tests.chaos.service.scenarios import Device, Engine, Scenario, scenario_of
 from tests.tiny_model import write_tiny_model
 
@@ -45,7 +46,7 @@ class Game:
     device: Device = "cpu"
     _struck: str = ""  # in the round that is played
     tally: Tally = field(default_factory=Tally)
-    _oracles: dict[Engine, Oracle] = field(default_factory=dict)
+    _oracles: dict[str, Oracle] = field(default_factory=dict)  # by model
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def play(self) -> Tally:
@@ -64,13 +65,14 @@ class Game:
         looks: list[leaks.Look] = []
         fleet: Fleet | None = None
         try:
-            oracle = await self._oracle(scenario.engine)
+            models = models_of(self._model(scenario.engine)) if scenario.rolls else (self._model(scenario.engine),)
+            oracles = [await self._oracle(scenario.engine, model) for model in models]
             async with running_fleet(
-                scenario, self.folder / f"{scenario.name}-{first}", self._model(scenario.engine), self.device
+                scenario, self.folder / f"{scenario.name}-{first}", models[0], self.device
             ) as fleet:
                 while self.go_on(number) and scenario_of(number, self.names) is scenario:
                     plan = plan_round(self.seed, number, scenario, odds, weights(scenario.shares_ports))
-                    await (self._attacked if scenario.hostile else self._round)(fleet, plan, oracle)
+                    await (self._attacked if scenario.hostile else self._round)(fleet, plan, oracles)
                     number += 1
                     if number % LOOK_EVERY == 0:
                         await self._look(fleet, number, looks)
@@ -99,11 +101,11 @@ class Game:
         self.tell(f"{scenario.name:<12} rounds {first}-{number - 1} in {seconds:5.1f} s   {self.tally.line()}")
         return number
 
-    async def _attacked(self, fleet: Fleet, plan: Round, oracle: Oracle) -> None:
+    async def _attacked(self, fleet: Fleet, plan: Round, oracles: Sequence[Oracle]) -> None:
         """The round in peace, and then as it is planned: strangers may make honest requests a little slower."""
-        quiet_s = await self._round(fleet, replace(plan, strikes=()), oracle)
+        quiet_s = await self._round(fleet, replace(plan, strikes=()), oracles)
         note_memory(fleet)
-        attacked_s = await self._round(fleet, plan, oracle)
+        attacked_s = await self._round(fleet, plan, oracles)
         self.tally.most_mib_more = max(self.tally.most_mib_more, fleet.most_more_bytes >> 20)
         self.tally.to_strangers += fleet.to_strangers
         fleet.to_strangers.clear()
@@ -112,7 +114,7 @@ class Game:
         if times > MOST_TIMES_SLOWER:
             self._fail(plan.number, fleet.scenario, f"requests took {attacked_s:.1f} s, and {quiet_s:.1f} s in peace")
 
-    async def _round(self, fleet: Fleet, plan: Round, oracle: Oracle) -> float:
+    async def _round(self, fleet: Fleet, plan: Round, oracles: Sequence[Oracle]) -> float:
         """Returns the seconds that its requests took, added up."""
         self._struck = ", ".join(f"{strike.fault} at {strike.at_s} s for {strike.hold_s} s" for strike in plan.strikes)
         await fleet.until_useful()
@@ -131,12 +133,11 @@ class Game:
 
         start_s = time.monotonic()
         strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
-        expected = [asyncio.create_task(oracle.answer(what)) for what in plan.asks]
+        expected = [asyncio.gather(*(oracle.answer(what) for oracle in oracles)) for what in plan.asks]
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
         await asyncio.gather(*strikes)
         for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
-            decode, workers = fleet.decode_and_all(outcome.router)
-            judged = judge(outcome, right, fleet.timeline, decode, workers, shared)
+            judged = _judged(fleet, outcome, right, shared)
             if self.tally.count(outcome, judged):
                 self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
         for strike in plan.strikes:
@@ -169,12 +170,14 @@ class Game:
             fleet.members[worker_id].expected_end = True
             await fleet.members[worker_id].kill()
 
-    async def _oracle(self, engine: Engine) -> Oracle:
-        if engine not in self._oracles:
-            model = self._model(engine)
-            context = running_oracle(engine, self.folder / f"oracle-{engine}", model, self.device)
-            self._oracles[engine] = await self._stack.enter_async_context(context)
-        return self._oracles[engine]
+    async def _oracle(self, engine: Engine, model: str) -> Oracle:
+        if model not in self._oracles:
+            if model.endswith(NEXT) and not Path(model).exists():
+                write_tiny_model(Path(model), seed=1)
+            folder = self.folder / f"oracle-{engine}-{len(self._oracles)}"
+            context = running_oracle(engine, folder, model, self.device)
+            self._oracles[model] = await self._stack.enter_async_context(context)
+        return self._oracles[model]
 
     def _model(self, engine: Engine) -> str:
         if engine == "mock":
@@ -188,3 +191,12 @@ class Game:
     def _fail(self, number: int, scenario: Scenario, what: str) -> None:
         self.tally.failures.append(f"seed {self.seed} round {number} scenario {scenario.name} ({self._struck}): {what}")
         self.tell(f"FAILED  {self.tally.failures[-1]}")
+
+
+def _judged(fleet: Fleet, outcome: Outcome, right: Sequence[Expected], shared: list[str] | None) -> Judged:
+    """An answer that has begun needs workers of its own generation, where there are several."""
+    decode, workers = fleet.decode_and_all(outcome.router)
+    able = [decode] * len(right)
+    if isinstance(fleet, RollingFleet) and (outcome.tokens or outcome.text):
+        able = [[pair(outcome.router, name) for name in fleet.decoding(one)] for one in range(len(right))]
+    return judge_any(outcome, list(zip(right, able, strict=True)), fleet.timeline, workers, shared)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import random
+from typing import Literal
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.chaos.asking import WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.judging.leaks import Look, growth, slope
 from tests.chaos.judging.timeline import Timeline
-from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, judge
+from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, judge, judge_any
 from tests.chaos.plan import Ask, plan_round
 from tests.chaos.service.scenarios import SCENARIOS, STRETCH, scenario_of
 
@@ -152,6 +153,22 @@ def test_an_error_is_warranted_by_the_loss_of_what_it_needs_alone() -> None:
         known.lost(lost, 1.5)
         assert judged(known, end="error", code="UNAVAILABLE").verdict is Verdict.WARRANTED
     assert judged(known, end="error", code="INTERNAL").verdict is Verdict.UNWARRANTED
+
+
+def test_an_answer_is_right_when_it_is_wholly_of_one_generation_and_lost_with_its_own_workers_alone() -> None:
+    rights = [(RIGHT, ["router-1>decode-1"]), (Expected([1, 5, 6], "axy", "length"), ["router-1>decode-2"])]
+    known = timeline()
+    known.back("router-1>decode-2", 0.0)
+
+    def verdict(tokens: list[int], text: str, end: Literal["done", "error"] = "done") -> Verdict:
+        outcome = Outcome(ASK, "router-1", 1.0, 2.0, end, tokens, text, "length", "UNAVAILABLE" * (end == "error"))
+        return judge_any(outcome, rights, known, ["router-1>decode-1", "router-1>decode-2"]).verdict
+
+    assert verdict([1, 2, 3], "abc") == verdict([1, 5, 6], "axy") == Verdict.EXACT
+    assert verdict([1, 2, 6], "aby") == verdict([1, 5, 3], "axc") == Verdict.WRONG
+    known.lost("router-1>decode-2", 1.5)
+    assert verdict([1, 5], "ax", "error") is Verdict.WARRANTED
+    assert verdict([1, 2], "ab", "error") is Verdict.UNWARRANTED
 
 
 def test_growth_is_told_of_lives_that_grow() -> None:

@@ -84,6 +84,19 @@ def judge(
     return Judged(Verdict.WARRANTED, why)
 
 
+def judge_any(
+    outcome: Outcome,
+    rights: list[tuple[Expected, list[str]]],
+    timeline: Timeline,
+    workers: list[str],
+    routers: list[str] | None = None,
+) -> Judged:
+    """Judges an answer that may be of any generation, but wholly of one. `rights`: of each, what is right and the
+    decode workers that could go on with it."""
+    found = [judge(outcome, right, timeline, decode, workers, routers) for right, decode in rights]
+    return min(found, key=lambda one: (one.verdict in FAILURES, one.verdict is Verdict.WRONG))
+
+
 def _whole(outcome: Outcome) -> Judged:
     """Judges an answer that is exact, as far as the oracle can tell."""
     grammar = outcome.ask.grammar

@@ -242,12 +242,17 @@ class Fleet:
         config = merged(BASE, self.scenario.sections(self.device, self.disk.folder))
         section = "router" if kind == "router" else "workers"
         config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
+        config = merged(config, self._of_generation(name))
         if self.scenario.keys:
             config = merged(config, {"security": {"api_key_file": str(self._key_file())}})
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         module, flag = ("router", "--router-id") if kind == "router" else (f"{kind}_worker", "--worker-id")
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
+
+    def _of_generation(self, name: str) -> dict[str, Any]:
+        """Sections that the member has and others have not."""
+        return {}
 
     def _key_file(self) -> Path:
         """The file with the keys of those who may ask."""
@@ -299,6 +304,9 @@ class Fleet:
             self.problems.append(f"{member.name} ended unasked with code {code} (struck: {member.struck})")
         self.lost(member)  # which says who is to end with it
         self.deaths += 1
+        if member.retired:
+            del self.members[member.name]
+            return
         while member.held_down:
             await asyncio.sleep(0.02)
         # NATS does not wait for its turn, because the others' starts wait for NATS.
@@ -323,7 +331,7 @@ class Fleet:
                     else:
                         self._seen(list(status.workers))
                         self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
-                        ready = {one.worker_id for one in status.workers if one.state == "ready" and not one.note}
+                        ready = {one.worker_id for one in status.workers if one.used}
                         if self.scenario.shares_ports and status.router_id != router.name:
                             self._open_door(router)  # until the system gives us a connection to this one
                         elif router.ready and not router.struck and not router.expected_end:
@@ -379,6 +387,10 @@ def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
         from tests.chaos.service.ray import RayFleet
 
         return RayFleet
+    if scenario.rolls:
+        from tests.chaos.service.rolling import RollingFleet
+
+        return RollingFleet
     if scenario.planner:
         from tests.chaos.service.up import UpFleet
 

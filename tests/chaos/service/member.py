@@ -31,7 +31,7 @@ class Member:
 
     Invariant: `struck` names each fault that is in effect; a member with one counts as unable. `expected_end`: a fault
     has told it to end. `may_end`: a fault took what this life needs, so it may give up. `held_down`: it is not started
-    again before the fault is over.
+    again before the fault is over. `retired`: it is not started again.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Member:
     expected_end: bool = False
     may_end: bool = False
     held_down: bool = False
+    retired: bool = False
     lives: int = 0
     started_s: float = 0.0  # time of day
     process: asyncio.subprocess.Process | None = None

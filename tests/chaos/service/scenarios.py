@@ -62,7 +62,7 @@ class Scenario:
     `network`: what is between the hosts. `clocks`: the processes have clocks that can jump.
     `planner`: `baton up` has started the processes, and starts others in their place. Its routers share their ports.
     `own_nats`: servers that are its own; 0: one stands beside it. `mostly`: faults that are drawn ten times as often.
-    `ray`: on a Ray cluster.
+    `ray`: on a Ray cluster. `rolls`: its workers change to the next generation, with other weights, and back.
     `hostile`: strangers attack it, and nothing else strikes. `keys`: callers need keys; there are an honest one and a
     stranger's. `overrides`: sections of serving.yaml."""
 
@@ -78,6 +78,7 @@ class Scenario:
     own_nats: int = 0
     mostly: tuple[str, ...] = ()
     ray: bool = False
+    rolls: bool = False
     hostile: bool = False
     keys: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Scenario:
     @property
     def start_s(self) -> float:
         """How long a worker may take to start, and the service to be whole again."""
-        return 300.0 if self.engine == "vllm" else 60.0
+        return 300.0 if self.engine == "vllm" else 180.0 if self.rolls else 60.0
 
     @property
     def has_disk(self) -> bool:
@@ -148,6 +149,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         overrides=_transport("tcp") | SECURED,
     ),
     Scenario("ray", 1, 2, engine="mock", planner=True, ray=True, overrides=_transport("tcp")),
+    Scenario("rollout", 1, 2, routers=2, rolls=True, overrides=_transport("shm")),
     Scenario("hostile", 1, 1, hostile=True, keys=True, overrides=USUAL),
     Scenario("hostile-open", 1, 1, hostile=True, overrides=USUAL),
 )
