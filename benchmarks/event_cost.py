@@ -38,7 +38,6 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
@@ -198,7 +197,7 @@ async def _service(config: ServingConfig) -> AsyncIterator[tuple[Supervisor, int
     with tempfile.TemporaryDirectory(prefix="baton-events-") as logs:
         async with Supervisor(config, Path(logs)) as service:
             (worker_id,) = service.children.workers("decode")
-            yield service, service.children[ROUTER_ID].pid, service.children.of_worker(worker_id).pid
+            yield service, service.children["router-1"].pid, service.children.of_worker(worker_id).pid
 
 
 # --- the door over a server -------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from benchmarks.frontend.cases import CASES, Case, bodies
 from benchmarks.frontend.dynamo_peer import TOKENIZERS, DynamoService, PeerFailedError
@@ -123,7 +122,7 @@ async def _measure(options: argparse.Namespace, python: Path | None) -> tuple[li
             async with AsyncExitStack() as services:
                 log_dir = services.enter_context(tempfile.TemporaryDirectory(prefix="baton-load-"))
                 ours = await services.enter_async_context(Supervisor(config, Path(log_dir)))
-                targets = [Target(ours.address("http"), psutil.Process(ours.children[ROUTER_ID].pid))]
+                targets = [Target(ours.address("http"), psutil.Process(ours.children["router-1"].pid))]
                 if python is not None:
                     peer = DynamoService(python, served_model(config), config, options.dynamo_tokenizer)
                     await services.enter_async_context(peer)

@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.client.async_client import AsyncClient
-from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from benchmarks.machine import describe, write_result
 from runtime.config.overrides import with_overrides
@@ -91,7 +90,7 @@ async def _measure(options: argparse.Namespace) -> tuple[list[float], list[float
     with TemporaryDirectory(prefix="baton-loss-") as logs:
         async with Supervisor(config, Path(logs)) as service:
             for number in range(options.rounds):
-                killed = f"router-{number % options.routers + 1}" if options.routers > 1 else ROUTER_ID
+                killed = f"router-{number % options.routers + 1}" if options.routers > 1 else "router-1"
                 more_waits, more_pauses = await _round(service, killed, options.streams, number)
                 waits += more_waits
                 pauses += more_pauses

@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from baton.service.launches import ROUTER_ID
 from baton.service.supervisor import Supervisor
 from benchmarks.frontend.cases import CASES, Case, bodies
 from benchmarks.frontend.load_client import Load
@@ -101,7 +100,7 @@ async def _measure(case: Case, endpoint: str, seconds: float, rounds: int) -> li
     done: dict[str, list[Round]] = {name: [] for name in EVERY}
     with tempfile.TemporaryDirectory(prefix="baton-traces-") as log_dir:
         async with Supervisor(config, Path(log_dir)) as service:
-            router = service.children[ROUTER_ID].pid
+            router = service.children["router-1"].pid
             address = service.address("http")
             turns = [(name, _Load(address, requests.path, iter(requests), every)) for name, every in EVERY.items()]
             for _, load in turns:

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from baton.client.async_client import AsyncClient
-from baton.service.launches import ROUTER_ID, Launches
+from baton.service.launches import Launches
 from runtime.calls.router import Client
 from runtime.processes.process import Process
 from runtime.security.keys import handed_on
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 @asynccontextmanager
 async def haproxy(folder: Path, service: Service, far: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
     """HOST:PORT for HTTP and for gRPC."""
-    near = service.supervisor.ready[ROUTER_ID].addresses
+    near = service.supervisor.ready["router-1"].addresses
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     fronts = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     text = (DEPLOY / "haproxy.cfg").read_text()
@@ -140,8 +140,8 @@ async def test_routers_behind_haproxy_die_and_leave_and_no_request_fails(tmp_pat
                 far = await far_router(service, addresses)
                 await far.wait_ready(WAIT_S)
                 await until_asked(grpc, FAR, service)
-                service.kill(ROUTER_ID, signal.SIGTERM)
-                assert (await service.supervisor.wait()).name == ROUTER_ID
+                service.kill("router-1", signal.SIGTERM)
+                assert (await service.supervisor.wait()).name == "router-1"
                 stop.set()
             assert min(await asyncio.gather(*asking)) > 0
             assert await far.stop(WAIT_S)

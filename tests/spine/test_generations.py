@@ -16,7 +16,7 @@ import pytest
 from baton.service import build_process
 from baton.service.child_process import ChildProcess
 from baton.service.children import Children
-from baton.service.launches import ROUTER_ID, Launches
+from baton.service.launches import Launches
 from baton_proto import kv_events, transfer, worker
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role
@@ -200,6 +200,6 @@ async def test_a_worker_of_another_protocol_is_named_and_nothing_hangs(
             await ask(service.client, prompt(9), 4)
         assert "; not used: decode-9 (" in (details := failed.value.details() or "")
         assert said in details
-        logged = [line for line in service.log(ROUTER_ID).splitlines() if "decode-9" in line and "warning" in line]
+        logged = [line for line in service.log("router-1").splitlines() if "decode-9" in line and "warning" in line]
         assert len([line for line in logged if "worker cannot be talked to" in line]) == 1
         assert len(logged) <= 3, logged
