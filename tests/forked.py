@@ -79,6 +79,7 @@ class ForkedChild(ChildProcess):
     async def _spawned(self, stderr: IO[bytes] | None) -> asyncio.subprocess.Process:
         module, *arguments = self.command[self.command.index("runtime.processes.launch") + 2 :]
         forkable = self.command[0] == sys.executable and self._environment["OMP_NUM_THREADS"] == "1"
+        forkable &= self._environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")  # else it is of other code
         if module not in IMPORTED or stderr is None or not forkable:
             return await super()._spawned(stderr)
         forked: Any = await fork(Request(module, arguments, self._environment), stderr.fileno())
