@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import stat
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from baton_proto.rollout import Code
+from runtime.code_version import code_version
 from runtime.errors import ConfigError
 from runtime.own_files import ROOT
 
@@ -35,7 +35,7 @@ def own_code() -> Code:
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{name}/{path.relative_to(folder)}\0".encode())
             digest.update(path.read_bytes())
-    return Code(f"{_number()}-{digest.hexdigest()}", sys.executable, tuple(folders))
+    return Code(f"{code_version()}-{digest.hexdigest()}", sys.executable, tuple(folders))
 
 
 def check_code(code: Code) -> None:
@@ -48,10 +48,3 @@ def check_code(code: Code) -> None:
             raise ConfigError("code", f"{path}: {error.strerror or error}: install it here at the same path") from error
         if about.st_uid not in (ROOT, os.geteuid()) or about.st_mode & stat.S_IWOTH:
             raise ConfigError("code", f"{path}: others may have written it: chmod o-w, or install it as this user")
-
-
-def _number() -> str:
-    try:
-        return importlib.metadata.version("baton-serve")
-    except importlib.metadata.PackageNotFoundError:
-        return "0"
