@@ -5,7 +5,7 @@ import math
 import secrets
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -25,22 +25,15 @@ from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
 from router.api.wishes.sampling_options import chosen_defaults
 from router.counters.metrics import RouterMetrics
-from router.index.indexer import Indexer
-from router.index.prefix_hits import PrefixHits
+from router.fleet_view import FleetView, fleet_view, follow_workers, model_name, status_view
 from router.leaving import Leaving
-from router.parsing.families import MARKS
 from router.parsing.parsing import model_families
-from router.placement.assignment import Assigner
-from router.placement.expected_prefixes import ExpectedPrefixes
-from router.requests.admission import AdmissionQueue
 from router.requests.body_budget import BodyBudget
-from router.requests.choice import Parts
 from router.requests.frontend import Frontend
 from router.requests.generation import Generator
 from router.requests.rate_limits import RateLimits
 from router.requests.shared_limits import LimitSharing
 from router.siblings import Siblings
-from router.text.tokenizer import Tokenizer
 from router.tracing.grpc_calls import TraceCalls
 from router.tracing.traces import Traces, over_http
 from router.ui.feed import Feed
@@ -50,7 +43,6 @@ from router.ui.requests import RequestViews
 from router.ui.tree import TreePicture
 from router.ui.workers import WorkerRows
 from router.views.explain import Explainer
-from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.views.reports import Reporter
 from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets
 from router.views.sleep_control import SleepControl
@@ -60,19 +52,13 @@ from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
 from router.views.whole_metrics import WholeMetrics
 from router.views.whole_status import WholeStatus
-from router.workers.charge_sharing import ChargeSharing
 from router.workers.left_answers import Recall, recall_from
-from router.workers.load import LoadLedger
-from router.workers.pool import WorkerPool
-from router.workers.step_speed import StepSpeeds
 from runtime.address import format_address, is_loopback, with_host
 from runtime.calls.planner import ask_plan
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.compiled import load_compiled
 from runtime.config.serving import ServingConfig
-from runtime.discovery.directory import Change, Directory
-from runtime.discovery.load_board import LoadBoard
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
 from runtime.grammar.checker import GrammarChecker
@@ -111,13 +97,9 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         keys = keys if keys.operator else replace(keys, operator=(_own_operator_key(closing),))
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
-        view = _view(config, files, router_id, nats, keys)
-        await _follow_workers(view, closing)
-        parts = view.parts
-        status = StatusView(
-            router_id, parts.pool, view.ledger, view.indexer, parts.queue, parts.metrics, view.directory.namesake
-        )
-        _add_gauges(config, view, status, nats)
+        view = fleet_view(config, files, router_id, nats, keys)
+        await follow_workers(view, closing)
+        parts, status = view.parts, status_view(config, router_id, view, nats)
         generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
         siblings = Siblings(nats, router_id, lambda: view.sharing.others.routers)
         questions = await _questions(router_id, view, status, siblings)
@@ -217,94 +199,7 @@ def _own_operator_key(closing: AsyncExitStack) -> Secret:
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What the router knows of its workers and of the requests that wait for them."""
-
-    directory: Directory
-    load_board: LoadBoard
-    ledger: LoadLedger
-    indexer: Indexer
-    expected: ExpectedPrefixes
-    speeds: StepSpeeds
-    hits: PrefixHits
-    sharing: ChargeSharing
-    parts: Parts
-
-
-def _view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> _View:
-    queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
-    ledger = LoadLedger(
-        config.engine.block_size,
-        times=config.step_times,
-        relieved=queue.wake,
-        has_news=charged.set,
-    )
-    directory = Directory(nats, config.discovery.ttl_s)
-    pool = WorkerPool(
-        router_id,
-        _model_name(config, files),
-        config.engine.block_size,
-        ledger,
-        keys.cluster,
-        changed=queue.wake,
-        load_seen=lambda worker, load: indexer.observe(worker, load),
-        expected={worker.name: worker.worker_role for worker in config.external_workers},
-        foreign=lambda: directory.foreign,
-    )
-    expected, hits = ExpectedPrefixes(), PrefixHits()
-    indexer = Indexer(nats, pool.snapshot, expected.stored)
-    parts = Parts(
-        tokenizer=Tokenizer(files.folder, files.config.vocab_size, MARKS, config.router.parse_control_tokens),
-        block_size=config.engine.block_size,
-        config=config.router,
-        pool=pool,
-        assigner=Assigner(
-            pool,
-            indexer,
-            ledger,
-            config.router,
-            expected=expected,
-            hits=hits,
-            targets=config.planner.targets,
-        ),
-        queue=queue,
-        metrics=RouterMetrics(),
-    )
-    sharing = ChargeSharing(nats, ledger, charged, router_id)
-    speeds = StepSpeeds(ledger, config.step_times)
-    return _View(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, parts)
-
-
-async def _follow_workers(view: _View, closing: AsyncExitStack) -> None:
-    """Invariant: the pool hears of a worker before the indexer, because the indexer asks the pool for a snapshot."""
-    pool = view.parts.pool
-
-    def forget(change: Change) -> None:
-        if change.kind == "removed":
-            key = (change.record.worker_id, change.record.incarnation)
-            view.load_board.discard(key[0])
-            view.parts.metrics.forget(key)
-            view.expected.forget(key)
-            view.speeds.forget(key)
-
-    view.directory.on_change(pool.apply)
-    view.directory.on_change(view.indexer.apply)
-    view.directory.on_change(forget)
-    view.load_board.on_report(pool.load_report)
-    view.load_board.on_report(view.speeds.load_report)
-    view.load_board.on_report(view.indexer.load_report)  # the indexer also follows workers that the pool does not know
-    closing.push_async_callback(pool.close)
-    await view.indexer.start()
-    closing.push_async_callback(view.indexer.close)
-    await view.load_board.start()
-    await view.sharing.start()
-    closing.push_async_callback(view.sharing.close)
-    await view.directory.start()
-    closing.push_async_callback(view.directory.close)
-
-
-async def _questions(router_id: str, view: _View, status: StatusView, siblings: Siblings) -> Questions:
+async def _questions(router_id: str, view: FleetView, status: StatusView, siblings: Siblings) -> Questions:
     parts, pool = view.parts, view.parts.pool
     whole = WholeStatus(status, siblings)
     recent = parts.metrics.recent
@@ -324,7 +219,7 @@ async def _questions(router_id: str, view: _View, status: StatusView, siblings: 
 def _page(
     config: ServingConfig,
     files: ModelFiles,
-    view: _View,
+    view: FleetView,
     status: StatusView,
     questions: Questions,
     nats: NatsClient,
@@ -334,7 +229,7 @@ def _page(
     parts, targets = view.parts, config.planner.targets
     about = {
         "router": status.router_id if config.router.replicas == 1 else f"{config.router.replicas} routers",
-        "model": _model_name(config, files),
+        "model": model_name(config, files),
         "block_size": config.engine.block_size,
         "layers": files.config.num_layers,
         "targets": {"ttft_ms": targets.ttft_ms, "itl_ms": targets.itl_ms},
@@ -369,7 +264,7 @@ def _frontend(
             "the model's files name no token that ends an answer: answers go on up to max_tokens", model=files.name
         )
     return Frontend(
-        model=_model_name(config, files),
+        model=model_name(config, files),
         created_s=int(time.time()),
         tokenizer=tokenizer,
         families=families,
@@ -431,20 +326,7 @@ def _traces(config: ServingConfig, router_id: str, model: str, metrics: RouterMe
     return Traces(router_id, model, metrics.recent) if config.telemetry.traces.enabled else None
 
 
-def _add_gauges(config: ServingConfig, view: _View, status: StatusView, nats: NatsClient) -> None:
-    metrics = view.parts.metrics
-    metrics.watch(nats)
-    add_queue_gauges(metrics, view.parts.queue, config.planner.targets)
-    add_worker_gauges(metrics, view.directory, view.parts.pool, status, view.speeds)
-    add_event_gauges(metrics, view.indexer)
-    add_sharing_gauges(metrics, view.sharing, view.expected)
-
-
 def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:
     """Components by `ScrapeTargets`. Metrics of workers and the planner stay plain on the loopback interface."""
     inside = keys.cluster is not None and keys.cluster.tls is not None and not is_loopback(config.workers.host)
     return ({"worker", "planner"} if inside else set()) | ({"router"} if tls is not None else set())
-
-
-def _model_name(config: ServingConfig, files: ModelFiles) -> str:
-    return config.served_model_name or files.name
