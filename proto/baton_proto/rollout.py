@@ -67,7 +67,7 @@ class News(Struct, frozen=True):
 
     line: Text
     event: Name
-    fields: Annotated[dict[str, Any], Rows]
+    fields: Annotated[dict[Name, Any], Rows]
 
 
 class ServiceView(Struct, frozen=True, tag="service"):
