@@ -23,7 +23,7 @@ from baton.events.event_log import EventLog
 from baton.events.recorder import Recorder
 from baton.events.recording import Recording, RecordingWriter
 from baton.events.replayer import Replayer
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.kv_events import Stored
 from runtime.blocks.block_hash import sequence_hashes
 from runtime.kv_events.publisher import EventPublisher

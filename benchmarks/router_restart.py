@@ -26,7 +26,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.decoding import decoder
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.sampling import SamplingParams

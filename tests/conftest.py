@@ -12,7 +12,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.nats.client import NatsClient, connect
 from tests.clock import Clock
 from tests.forked import ForkedChild
@@ -56,7 +56,7 @@ def forked_services() -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton.service.build_process.ChildProcess", ForkedChild)
+        patch.setattr("baton.service.local.build_process.ChildProcess", ForkedChild)
         yield
 
 

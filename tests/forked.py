@@ -23,7 +23,7 @@ from functools import cache
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any, NamedTuple
 
-from baton.service.child_process import STDOUT_LIMIT_BYTES, ChildProcess, environment
+from baton.service.local.child_process import STDOUT_LIMIT_BYTES, ChildProcess, environment
 from runtime.compiled import load_compiled
 from runtime.processes.die_with_parent import die_with_parent
 

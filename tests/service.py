@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 import pytest
 
-from baton.service.child_process import ChildProcess
 from baton.service.launcher import Launcher
-from baton.service.nats_server import NatsServer
+from baton.service.local.child_process import ChildProcess
+from baton.service.local.nats_server import NatsServer
 from baton.service.supervisor import Supervisor
 from baton_proto.planner import Role
 from runtime.calls.router import Client

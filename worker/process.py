@@ -12,7 +12,7 @@ import structlog
 
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.discovery import MAJOR, WorkerRecord
-from baton_proto.left import decode_left_answer
+from baton_proto.routers.left import decode_left_answer
 from baton_proto.spoken import SPOKEN
 from baton_proto.worker import STEPS, Failure
 from runtime.address import with_host

@@ -13,7 +13,7 @@ import structlog
 from msgspec import structs
 
 from baton_proto.decoding import MAX_TEXT
-from baton_proto.left import LeftAnswer
+from baton_proto.routers.left import LeftAnswer
 from baton_proto.timeline import Timeline, micros
 from baton_proto.worker import Delta, Failure, Submit
 from engine.interface import Engine

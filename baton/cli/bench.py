@@ -155,7 +155,7 @@ def _in_process(
     """The model's name, and the one load."""
     from baton.bench.in_process import bench_model
     from baton.service.launcher import uses_gpus
-    from baton.service.local_launcher import this_machine
+    from baton.service.local.local_launcher import this_machine
     from baton.service.wanted.machine_defaults import ALONE, suited
     from runtime.checkpoint.served_model import served_model
 

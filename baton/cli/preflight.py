@@ -4,7 +4,7 @@ from pathlib import Path
 
 from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads
 from baton.service.launcher import Machines, uses_gpus
-from baton.service.nats_server import STORE_KEY
+from baton.service.local.nats_server import STORE_KEY
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from engine.tiers.host_kv import check_host_kv

@@ -18,7 +18,7 @@ from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, counted, print_table
 from baton.service.launcher import uses_gpus
-from baton.service.local_launcher import this_machine
+from baton.service.local.local_launcher import this_machine
 from baton.service.wanted.machine_defaults import suited
 from baton_proto.discovery import TimedStep
 from engine.runners.step_profile import StepProfile

@@ -17,7 +17,7 @@ from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
 from baton.service.launcher import Machines
-from baton.service.local_launcher import LocalLauncher, this_machine
+from baton.service.local.local_launcher import LocalLauncher, this_machine
 from baton.service.service_run import ServiceRun
 from baton.service.systemd import Systemd
 from baton.service.telling import Tell

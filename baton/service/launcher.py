@@ -13,6 +13,7 @@ from runtime.config.serving import ServingConfig
 from runtime.processes.process import Process
 
 ROUTER = "router"  # the module
+NATS = "nats"  # the module, and the name where there is one server
 
 
 class Former(Struct, frozen=True):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.service.children import Children
-from baton.service.launcher import ROUTER, Generation, Launch
-from baton.service.nats_server import NATS
+from baton.service.launcher import NATS, ROUTER, Generation, Launch
 from baton.service.wanted.effects import Change, changes, changes_for, effect_of
 from baton_proto.planner import ROLES, Role
 from runtime.checkpoint.served_model import is_mock

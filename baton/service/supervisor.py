@@ -17,10 +17,9 @@ import msgspec
 
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
-from baton.service.launcher import ROUTER, Generation, Launch, Launcher
+from baton.service.launcher import NATS, ROUTER, Generation, Launch, Launcher
 from baton.service.launches import Launches, check_alike, nats_names, with_nats_url, without_login
-from baton.service.local_launcher import LocalLauncher
-from baton.service.nats_server import NATS
+from baton.service.local.local_launcher import LocalLauncher
 from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client

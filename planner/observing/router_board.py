@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_proto.planner import Interval, LoadSample, Queue
-from baton_proto.router_report import RouterReport, decode_router_report, percentile_ms
+from baton_proto.routers.router_report import RouterReport, decode_router_report, percentile_ms
 from runtime.nats.client import NatsClient
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject

@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client import generate_latest
 
 from baton_proto.placement_words import PLACED
-from baton_proto.router_report import BUCKETS, RouterTotals
+from baton_proto.routers.router_report import BUCKETS, RouterTotals
 from router.counters.recent import Recent
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (

@@ -6,7 +6,7 @@ from typing import Self
 import structlog
 
 from baton_proto.placement_words import PLACED
-from baton_proto.router_report import bucket_of
+from baton_proto.routers.router_report import bucket_of
 from baton_proto.timeline import Timeline
 from baton_proto.worker import Handoff
 from router.counters.metrics import OUTCOMES, RouterMetrics, first_fit

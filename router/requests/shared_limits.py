@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from baton_proto.rates import MAJOR, KeyRates, RateReport, decode_rates, encode_rates
+from baton_proto.routers.rates import MAJOR, KeyRates, RateReport, decode_rates, encode_rates
 from router.requests.rate_limits import Account, RateLimits
 from router.siblings import Siblings
 from runtime.discovery.worker_key import new_incarnation

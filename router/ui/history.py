@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from baton_proto.router_report import RouterTotals, percentile_ms
+from baton_proto.routers.router_report import RouterTotals, percentile_ms
 from router.requests.admission import QueueView
 
 POINTS: Final = 600

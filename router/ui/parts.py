@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from baton_proto.decoding import decoder
-from baton_proto.page_part import MAJOR, PagePart, WorkerFlow, decode_page_part, encode_page_part
-from baton_proto.router_report import BUCKETS, RouterTotals
+from baton_proto.routers.page_part import MAJOR, PagePart, WorkerFlow, decode_page_part, encode_page_part
+from baton_proto.routers.router_report import BUCKETS, RouterTotals
 from router.counters.metrics import FLOW, Flow, RouterMetrics
 from router.requests.admission import AdmissionQueue, QueueView
 from router.siblings import Siblings

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from baton_proto.router_report import MAJOR, RouterQueue, RouterReport, encode_router_report
+from baton_proto.routers.router_report import MAJOR, RouterQueue, RouterReport, encode_router_report
 from router.counters.metrics import RouterMetrics
 from router.requests.admission import AdmissionQueue
 from runtime.discovery.worker_key import new_incarnation

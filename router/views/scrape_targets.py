@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.discovery import WorkerRecord
-from baton_proto.router_report import decode_router_report
+from baton_proto.routers.router_report import decode_router_report
 from runtime.calls.planner import ask_plan
 from runtime.discovery.directory import Directory
 from runtime.errors import BatonError, UnavailableError

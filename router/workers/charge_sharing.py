@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
-from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
+from baton_proto.routers.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.discovery.worker_key import WorkerKey, new_incarnation

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from baton_proto.left import MAJOR, LeftAnswer
+from baton_proto.routers.left import MAJOR, LeftAnswer
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import left_answers_subject
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.config.serving import EngineConfig, ServingConfig, TransferConfig, WorkersConfig
 from runtime.config.surroundings import NatsConfig
 from tests.worker.worker_process import WorkerProcess, start_worker, stop

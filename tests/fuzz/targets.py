@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from baton_proto import charges, discovery, kv_events, planner_control, router_report
+from baton_proto import discovery, kv_events, planner_control
+from baton_proto.routers import charges, router_report
 from baton_proto.worker import decode_greeting
 from engine.model.weights import Weights
 from router.text.chat_template import ChatTemplate, load_chat_template

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
-from baton.service.nats_server import NatsServer
-from baton_proto.charges import ChargeReport
+from baton.service.local.nats_server import NatsServer
 from baton_proto.discovery import LoadReport, WorkerRecord
 from baton_proto.kv_events import KvEventBatch
-from baton_proto.router_report import RouterReport
+from baton_proto.routers.charges import ChargeReport
+from baton_proto.routers.router_report import RouterReport
 from baton_proto.worker import SnapshotChunk
 from planner.observing.router_board import RouterBoard
 from router.index.indexer import Indexer

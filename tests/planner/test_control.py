@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.planner import Holds, Observation
 from baton_proto.planner_control import MAJOR, Order, Question, Release, Scale, encode
 from baton_proto.proof import prove

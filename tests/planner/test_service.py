@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.planner import MAJOR
 from planner.acting.connector import WorkerProcess
 from planner.journal import Started

@@ -11,21 +11,16 @@ import pytest
 from msgspec import inspect
 
 import baton_proto
-from baton_proto import (
-    charges,
-    discovery,
-    kv_events,
-    planner_control,
-    rates,
-    router_report,
-    saved_response,
-    transfer,
-    worker,
-)
+from baton_proto import discovery, kv_events, planner_control, transfer, worker
 from baton_proto.decoding import decoder
+from baton_proto.routers import charges, rates, router_report, saved_response
 from engine.vllm.kv import messages
 
-MODULES = [importlib.import_module(f"baton_proto.{row.name}") for row in pkgutil.iter_modules(baton_proto.__path__)]
+MODULES = [
+    importlib.import_module(row.name)
+    for row in pkgutil.walk_packages(baton_proto.__path__, "baton_proto.")
+    if "generated" not in row.name
+]
 MESSAGES = {
     thing
     for module in MODULES

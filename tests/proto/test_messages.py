@@ -15,7 +15,7 @@ from baton_proto.discovery import (
     decode_record,
 )
 from baton_proto.kv_events import DISK, HOST, Cleared, KvEventBatch, Moved, Removed, Stored, decode_batch, encode_batch
-from baton_proto.router_report import (
+from baton_proto.routers.router_report import (
     RouterQueue,
     RouterReport,
     RouterTotals,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from router.text.tokenizer import Tokenizer
 from runtime.nats.client import connect
 from tests.router.indexed_cluster import Cluster

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import MAJOR, Cleared, KvEvent, KvEventBatch, Removed, Stored, encode_batch
 from baton_proto.worker import SnapshotChunk

@@ -17,9 +17,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge
 from baton_proto.discovery import MAJOR as RECORD_MAJOR, WorkerLoad, WorkerRecord, prefill_pairs
 from baton_proto.kv_events import KvEvent, Stored
+from baton_proto.routers.charges import MAJOR, ChargeReport, WorkerCharge
 from baton_proto.sampling import SamplingParams
 from engine.blocks.block_manager import BlockManager
 from engine.sequences.sequence import Sequence

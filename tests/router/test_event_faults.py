@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.nats.client import connect
 from tests.router.event_faults import FaultyCluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from runtime.config.serving import dump_config, parse_config
 from runtime.processes.launch import launch_command

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from baton.service.child_process import environment
+from baton.service.local.child_process import environment
 from runtime.sparing import MAX_KINDS, PERIOD_S, Sparing, SparingFilter
 
 FLOOD = """

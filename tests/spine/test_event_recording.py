@@ -8,7 +8,7 @@ from baton.events.recorder import Recorder
 from baton.events.recording import Base, Batch, Recording, RecordingWriter
 from baton.events.replayer import Replayer
 from baton.events.worker_snapshot import worker_snapshot
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb
 from runtime.discovery.directory import Directory
 from runtime.nats.client import NatsClient, connect

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.service import build_process
-from baton.service.child_process import ChildProcess
 from baton.service.children import Children
 from baton.service.launches import Launches
+from baton.service.local import build_process
+from baton.service.local.child_process import ChildProcess
 from baton_proto import kv_events, transfer, worker
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner import Role

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.service.child_process import ChildProcess
+from baton.service.local.child_process import ChildProcess
 from baton_proto.generated import inference_pb2 as pb, open_inference_pb2 as kserve, open_inference_pb2_grpc
 from tests.service import Service, running_service
 from tests.tiny_model import write_tiny_model
@@ -67,7 +67,7 @@ async def test_a_request_of_any_kind_imports_nothing(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(TELLS_IMPORTS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("baton.service.build_process.ChildProcess", ChildProcess)  # not forked from who has them all
+    monkeypatch.setattr("baton.service.local.build_process.ChildProcess", ChildProcess)  # not forked
     model = "mock" if is_mock else write_tiny_model(tmp_path / "model")
     async with running_service(model, 1, 1) as service:
         processes = list(service.supervisor.children)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from baton.service.launcher import Launch
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local.local_launcher import LocalLauncher
 from runtime.calls.router import Client
 from runtime.security.keys import OPERATOR_KEY_VARIABLE
 from runtime.security.secret import Secret

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from baton.service.local_launcher import this_machine
+from baton.service.local.local_launcher import this_machine
 from baton.service.wanted.configuration import Wanted
 from baton_proto.generated import inference_pb2 as pb
 from router.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from baton_proto.left import NOTHING_READ, LeftAnswer, read_on
+from baton_proto.routers.left import NOTHING_READ, LeftAnswer, read_on
 
 KEPT_S: Final = 60.0
 MAX_TOKENS: Final = 2**20  # of all answers, 4 MiB

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from baton_proto.left import LeftAnswer
+from baton_proto.routers.left import LeftAnswer
 from baton_proto.worker import Failure
 from engine.sequences.output import SequenceOutput, StepOutput
 from worker.requests.in_flight import InFlight

@@ -4,9 +4,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from baton.service.launcher import NATS
 from baton.service.logs.merged_logs import MergedLogs
 from baton.service.logs.repeated_work import RepeatedWork
-from baton.service.nats_server import NATS
 
 STDERR = 2
 

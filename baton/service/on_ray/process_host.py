@@ -9,8 +9,8 @@ import signal
 import msgspec
 import ray
 
-from baton.service.build_process import build_process, renew
 from baton.service.launcher import Launch
+from baton.service.local.build_process import build_process, renew
 from baton.service.on_ray.node_logs import log_file
 from runtime.config.serving import ServingConfig
 from runtime.processes.owned_folder import temporary_folder

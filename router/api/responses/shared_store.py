@@ -17,7 +17,7 @@ import structlog
 from msgspec import Raw
 
 from baton_proto.decoding import decoder
-from baton_proto.saved_response import MAJOR, SavedResponse, decode_saved_response, encode_saved_response
+from baton_proto.routers.saved_response import MAJOR, SavedResponse, decode_saved_response, encode_saved_response
 from router.api.http.json_response import encode_json
 from router.api.responses.store import Conversation, ResponseStore, Stored
 from router.siblings import Siblings

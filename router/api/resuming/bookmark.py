@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from baton_proto.left import NOTHING_READ, read_on
+from baton_proto.routers.left import NOTHING_READ, read_on
 from baton_proto.sampling import SamplingParams
 from router.api.wishes.sampling_options import Options, check_in_vocabulary
 from router.api.wishes.validation import Call

@@ -8,7 +8,7 @@ again with a piece of these bounds, the answer has the same events up to there.
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from baton_proto.left import NOTHING_READ, read_on
+from baton_proto.routers.left import NOTHING_READ, read_on
 from router.api.resuming.bookmark import MAX_CHOICES, Bookmark, Origin, Told, told_text
 from router.parsing.events import joined
 from router.requests.request import Parsed, Piece

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from baton.events.event_source import EventSource
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from baton_proto.worker import SnapshotChunk
 from router.index.indexer import Indexer

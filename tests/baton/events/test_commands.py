@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.events.recording import Batch, Recording, RecordingWriter
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.nats.client import NatsClient
 from tests.baton.events.cluster import Cleared, Workers, baton, removed, running, stored
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from baton.events.event_log import BATCHES_PER_READ, EventLog
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.kv_events import decode_batch
 from runtime.errors import UnavailableError
 from runtime.nats.client import NatsClient, connect

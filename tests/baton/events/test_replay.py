@@ -9,7 +9,7 @@ import pytest
 from baton.events.recorder import Recorder
 from baton.events.recording import Announced, Base, Batch, Ended, Frame, Left, Recording, RecordingWriter
 from baton.events.replayer import Replayer
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from router.index.radix_tree import RadixTree
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect

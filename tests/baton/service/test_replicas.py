@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from baton.service.launcher import Launcher
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local.local_launcher import LocalLauncher
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.config.serving import ServingConfig

@@ -11,7 +11,7 @@ import pytest
 
 from baton.service import service_run
 from baton.service.launcher import Launcher
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local.local_launcher import LocalLauncher
 from baton.service.service_run import ServiceRun
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.service.child_process import ChildProcess
+from baton.service.local.child_process import ChildProcess
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
@@ -26,7 +26,7 @@ ALONE = {"per_process": 1}  # each simulated worker in a process of its own, as 
 async def service() -> AsyncIterator[Service]:
     """Its processes start as users have them, not forked as elsewhere in tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton.service.build_process.ChildProcess", ChildProcess)
+        patch.setattr("baton.service.local.build_process.ChildProcess", ChildProcess)
         async with running_service("mock", prefill=1, decode=1, workers=ALONE) as service:
             yield service
 

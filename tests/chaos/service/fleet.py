@@ -19,7 +19,7 @@ import nats
 import yaml
 from nats.aio.client import Client as NatsConnection
 
-from baton.service.nats_server import find_binary
+from baton.service.local.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 from runtime.processes.other_python import package_links

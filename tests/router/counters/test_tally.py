@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from baton_proto.router_report import BUCKETS, bucket_of, percentile_ms
+from baton_proto.routers.router_report import BUCKETS, bucket_of, percentile_ms
 from router.counters.metrics import OUTCOMES, RouterMetrics
 from router.counters.tally import RequestTally, Tally
 from router.placement.assignment import Assignment

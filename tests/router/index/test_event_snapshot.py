@@ -2,7 +2,7 @@
 
 import random
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, WorkerRecord
 from baton_proto.kv_events import MAJOR as EVENTS_MAJOR, Cleared, KvEvent, KvEventBatch, Stored, encode_batch
 from router.index.event_snapshot import snapshot_from_stream

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from baton.service.nats_server import NatsServer
-from baton_proto.rates import decode_rates, encode_rates
+from baton.service.local.nats_server import NatsServer
+from baton_proto.routers.rates import decode_rates, encode_rates
 from router.requests.rate_limits import Account, RateLimits
 from router.requests.shared_limits import LimitSharing, LimitsOfAll
 from router.siblings import Siblings

@@ -1,4 +1,4 @@
-from baton_proto.router_report import BUCKETS, RouterTotals, bucket_of
+from baton_proto.routers.router_report import BUCKETS, RouterTotals, bucket_of
 from router.requests.admission import QueueView
 from router.ui.history import POINTS, WINDOW, History
 

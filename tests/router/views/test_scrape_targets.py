@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 import router.views.scrape_targets
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.discovery import MAJOR, WorkerRecord
 from baton_proto.planner import Holds
 from baton_proto.planner_control import MAJOR as CONTROL_MAJOR, Answer, Plan, encode
-from baton_proto.router_report import RouterQueue, RouterReport, RouterTotals, encode_router_report
+from baton_proto.routers.router_report import RouterQueue, RouterReport, RouterTotals, encode_router_report
 from router.views.scrape_targets import ScrapeTargets
 from runtime.discovery.directory import Announcer, Directory
 from runtime.nats.client import NatsClient

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.service.nats_server import NatsServer
-from baton_proto.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
+from baton.service.local.nats_server import NatsServer
 from baton_proto.discovery import prefill_pairs
+from baton_proto.routers.charges import MAJOR, ChargeReport, WorkerCharge, decode_charges, encode_charges
 from router.workers import charge_sharing
 from router.workers.account import LoadView
 from router.workers.charge_sharing import ChargeSharing, ForeignCharges

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from baton.service.nats_server import HOST, NatsServer
+from baton.service.local.nats_server import HOST, NatsServer
 from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.spoken import SPOKEN
 from runtime.discovery.directory import Announcer, Change, Directory

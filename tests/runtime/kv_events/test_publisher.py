@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from baton_proto.kv_events import HOST, Cleared, KvEvent, KvEventBatch, Moved, Removed, Stored, decode_batch
 from runtime.kv_events.publisher import BATCH_HASH_BYTES, EventPublisher, split_events
 from runtime.nats.client import NatsClient, connect

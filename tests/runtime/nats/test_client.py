@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from nats.js.api import StorageType, StreamConfig
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
 from runtime.security.cluster_key import NATS, ClusterKey

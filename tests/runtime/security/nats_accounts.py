@@ -12,7 +12,7 @@ from typing import Any
 
 import nkeys
 
-from baton.service.nats_server import find_binary
+from baton.service.local.nats_server import find_binary
 
 LIMITS = {"subs": -1, "data": -1, "payload": -1}
 ACCOUNT = {"limits": {**LIMITS, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}}

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.service import nats_server
-from baton.service.nats_server import NatsServer
+from baton.service.local import nats_server
+from baton.service.local.nats_server import NatsServer
 from baton_proto import worker as wire
 from runtime.calls.worker import WorkerClient
 from runtime.config.serving import parse_config

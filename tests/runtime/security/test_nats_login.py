@@ -7,7 +7,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.config.surroundings import NatsConfig
 from runtime.errors import UnauthorizedError
 from runtime.nats.client import connect

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from runtime.nats.client import connect
 from runtime.telemetry.metrics import ProcessMetrics
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from baton_proto.left import MAJOR, NOTHING_READ, LeftAnswer, decode_left_answer, read_on
+from baton_proto.routers.left import MAJOR, NOTHING_READ, LeftAnswer, decode_left_answer, read_on
 from baton_proto.version import VersionError
 from worker.requests.left_answers import KEPT_S, MAX_TOKENS, LeftAnswers, is_of
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.runs.access import Access
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from tests.service import assert_gone
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.service import local_launcher
 from baton.service.launcher import Launch
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local import local_launcher
+from baton.service.local.local_launcher import LocalLauncher
 from baton.service.logs import repeated_work
 from baton.service.logs.log_file import older
 from runtime.config.serving import parse_config

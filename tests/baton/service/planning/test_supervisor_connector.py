@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from baton.service.launcher import Launcher
-from baton.service.local_launcher import LocalLauncher
+from baton.service.local.local_launcher import LocalLauncher
 from baton.service.planning.supervisor_connector import SupervisorConnector
 from baton_proto.planner import DECODE, PREFILL
 from planner.acting.connector import ConnectorError, WorkerProcess

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from baton.service.nats_server import NatsServer
+from baton.service.local.nats_server import NatsServer
 from router.api.responses.shared_store import SharedResponseStore
 from router.siblings import Siblings
 from runtime.nats.client import connect

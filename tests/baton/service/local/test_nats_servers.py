@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.nats_server import NATS, NatsServer
+from baton.service.launcher import NATS
+from baton.service.local.nats_server import NatsServer
 from baton_proto.generated import inference_pb2 as pb
 from runtime.address import parse_address
 from runtime.calls.router import Client

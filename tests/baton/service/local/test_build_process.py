@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from baton.service.build_process import build_process
-from baton.service.child_process import ChildProcess
 from baton.service.children import Children
 from baton.service.launches import Launches
+from baton.service.local.build_process import build_process
+from baton.service.local.child_process import ChildProcess
 from runtime.config.serving import load_config, parse_config
 
 

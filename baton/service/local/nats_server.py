@@ -18,8 +18,9 @@ from urllib.parse import quote
 
 import structlog
 
-from baton.service.local_process import LocalProcess
-from baton.service.own_log import opened_log
+from baton.service.launcher import NATS
+from baton.service.local.local_process import LocalProcess
+from baton.service.local.own_log import opened_log
 from runtime.address import format_address
 from runtime.errors import ConfigError, UnavailableError
 from runtime.own_files import make_folder, reopen_log
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from runtime.security.contexts import Pair
     from runtime.security.internal_tls import InternalTls
 
-NATS = "nats"  # its name among the processes of a service
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0

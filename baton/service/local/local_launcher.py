@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from baton.service.build_process import build_process, renew
 from baton.service.gpu_places import GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
+from baton.service.local.build_process import build_process, renew
+from baton.service.local.nats_server import HOST
+from baton.service.local.own_log import make_log_folder
 from baton.service.logs.log_file import KEPT_BYTES, LONG_BYTES
 from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
-from baton.service.nats_server import HOST
-from baton.service.own_log import make_log_folder
 from runtime.address import format_address
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced

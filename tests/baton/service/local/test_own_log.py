@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.own_log import make_log_folder, opened_log
+from baton.service.local.own_log import make_log_folder, opened_log
 from runtime.errors import ConfigError
 
 

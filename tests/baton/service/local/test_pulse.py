@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.service import pulse
-from baton.service.child_process import ChildProcess, environment
+from baton.service.local import pulse
+from baton.service.local.child_process import ChildProcess, environment
 from tests.freezing import freeze
 
 WAIT_S = 60.0

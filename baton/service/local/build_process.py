@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton.service.child_process import ChildProcess, environment
-from baton.service.launcher import Launch
-from baton.service.nats_server import HOST, NATS, NatsServer
+from baton.service.launcher import NATS, Launch
+from baton.service.local.child_process import ChildProcess, environment
+from baton.service.local.nats_server import HOST, NatsServer
 from runtime.address import parse_address
 from runtime.config.serving import ServingConfig, dump_config, load_config
 from runtime.processes.other_python import interpreter, package_links, with_model_folder

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.service import nats_server
-from baton.service.nats_server import HOST, NatsServer
+from baton.service.local import nats_server
+from baton.service.local.nats_server import HOST, NatsServer
 from runtime.errors import ConfigError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, connect
 from runtime.nats.library import StreamConfig
@@ -97,7 +97,7 @@ async def test_a_server_that_stores_nothing_any_more_is_ended(tmp_path: Path, mo
 async def test_the_server_dies_with_a_process_that_is_killed() -> None:
     program = textwrap.dedent("""
         import asyncio
-        from baton.service.nats_server import NatsServer
+        from baton.service.local.nats_server import NatsServer
 
         async def main():
             server = NatsServer()

@@ -13,10 +13,10 @@ from typing import IO
 import msgspec
 import structlog
 
-from baton.service.local_process import LocalProcess
+from baton.service.local.local_process import LocalProcess
+from baton.service.local.own_log import opened_log
+from baton.service.local.pulse import SILENT_S, Pulse
 from baton.service.logs.log_file import log_tail
-from baton.service.own_log import opened_log
-from baton.service.pulse import SILENT_S, Pulse
 from runtime.end_task import end_tasks
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready

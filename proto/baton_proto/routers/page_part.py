@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from baton_proto.decoding import Count, Name, Packed, Rows, Small, versioned
-from baton_proto.router_report import RouterTotals
+from baton_proto.routers.router_report import RouterTotals
 
 MAJOR = 1
 

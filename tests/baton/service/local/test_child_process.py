@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.service.child_process import ChildProcess, environment
+from baton.service.local.child_process import ChildProcess, environment
 from runtime.processes.process import ProcessExit, ProcessFailedError
 from tests.service import assert_gone
 
@@ -121,7 +121,7 @@ def test_a_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
                 """
                 import asyncio
                 from pathlib import Path
-                from baton.service.child_process import ChildProcess, environment
+                from baton.service.local.child_process import ChildProcess, environment
 
                 async def main():
                     child = ChildProcess("sleeper", "sleeper", [], environment(1), None)

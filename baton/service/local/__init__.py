@@ -1,0 +1,1 @@
+"""Processes of a service as children on this machine."""

@@ -1,0 +1,1 @@
+"""What routers tell each other and the planner, and what they keep for each other."""
