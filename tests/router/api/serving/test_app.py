@@ -1,5 +1,6 @@
 import asyncio
 import math
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -365,6 +366,7 @@ async def test_stopping_waits_for_requests_in_flight_and_then_cancels_them(
         (await answer).raise_for_status()
 
 
-async def test_a_port_in_use_is_an_os_error(server: HttpServer, generator: ScriptedGenerator) -> None:
-    with pytest.raises(OSError, match="in use"):
-        await serve_http(create_app(make_frontend(generator), lambda: b""), "127.0.0.1", server.port)
+async def test_a_port_of_who_does_not_share_it_is_an_os_error(generator: ScriptedGenerator) -> None:
+    app = create_app(make_frontend(generator), lambda: b"")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        await serve_http(app, "127.0.0.1", taken.getsockname()[1])

@@ -3,6 +3,7 @@ import contextlib
 import errno
 import logging
 import math
+import socket
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -416,8 +417,8 @@ async def test_stopping_cancels_what_outlives_the_grace(
         await generator.cancelled.wait()
 
 
-async def test_a_port_in_use_is_an_os_error(api: GrpcApi, generator: ScriptedGenerator) -> None:
-    second = GrpcApi(make_frontend(generator), make_questions(status))
-    with pytest.raises(OSError, match="cannot listen on"):
-        await second.start("127.0.0.1", api.port)
-    await second.stop()
+async def test_a_port_of_who_does_not_share_it_is_an_os_error(generator: ScriptedGenerator) -> None:
+    api = GrpcApi(make_frontend(generator), make_questions(status))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="cannot listen on"):
+        await api.start("127.0.0.1", taken.getsockname()[1])
+    await api.stop()
