@@ -119,7 +119,7 @@ class ServiceRun:
         nothing is served without the process."""
         if time.monotonic() - self._started_s.pop(name, math.inf) > AT_ONCE_S:
             self._vain[name] = 0
-        while True:
+        while self._supervisor.comes_back(name):  # a roll-out may end it meanwhile
             if self._vain[name] >= STARTS and not self._supervisor.stands_in(name):
                 self._tell(f"error: {name} was started {STARTS} times; {GOES_NOT_ON}", event="given_up", id=name)
                 self._in_order = False

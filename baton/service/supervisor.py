@@ -6,6 +6,7 @@ Routers and NATS can be started again where they were.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
@@ -64,6 +65,7 @@ class Supervisor:
         self.nats: dict[str, Process] = {}  # our own, by name
         self.run: OwnRun | None = None  # from the start on
         self._routes: dict[str, str] = {}  # of `nats` where they are several, by name
+        self._stopped: set[str] = set()  # names of processes that `stop_process` has ended
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -146,7 +148,7 @@ class Supervisor:
 
     def comes_back(self, name: str) -> bool:
         """Whether a process that has ended is one that `start_again` starts."""
-        return name in self.nats or self.children.launches[name].module == ROUTER
+        return name in self.nats or (name not in self._stopped and self.children.launches[name].module == ROUTER)
 
     async def start_again(self, name: str) -> None:
         """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
@@ -160,7 +162,8 @@ class Supervisor:
         except ProcessFailedError:
             await self.children[name].kill()  # it may have been too slow
             raise
-        await self.until_used(self.own_serving())
+        with contextlib.suppress(ProcessFailedError):  # a worker has ended meanwhile: the router is there all the same
+            await self.until_used(self.own_serving())
 
     def own_serving(self) -> list[str]:
         """Without external workers, which may be away. Raises as `serving` does."""
@@ -189,6 +192,7 @@ class Supervisor:
         """Drains a worker's or a router's process; one that was never ready is ended at once. False as `stop_worker`
         says."""
         process = self.children[name]
+        self._stopped.add(name)
         if process.alive and not process.was_ready:
             await process.kill()
         return await process.stop(_stop_limit_s(self.children.launches[name].config))

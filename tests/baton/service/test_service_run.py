@@ -80,6 +80,17 @@ async def test_a_router_and_a_nats_that_are_killed_are_there_again_and_the_worke
         assert not task.done()
 
 
+async def test_a_router_that_is_there_again_is_started_once_although_a_worker_that_it_waits_for_dies() -> None:
+    async with running(workers={"prefill": 0, "decode": 2, "per_process": 1}, planner={"enabled": True}) as (told, _):
+        os.kill(told.pids["decode-2"], signal.SIGSTOP)
+        os.kill(told.pids["router-1"], signal.SIGKILL)
+        await told.until({"event": "ready", "id": "router-1"})
+        os.kill(told.pids["decode-2"], signal.SIGKILL)
+        await told.until({"event": "lost", "id": "decode-2"})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(told.until({"event": "not_started"}), 1.0)
+
+
 async def test_a_router_that_ends_again_and_again_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_run, "STARTS", 1)
     async with running(workers={"prefill": 0, "decode": 0}) as (told, task):
