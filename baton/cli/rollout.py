@@ -34,6 +34,7 @@ from runtime.security.secret import Secret, read_secrets
 
 TIMEOUT_S: Final = 60.0  # for an answer: a model may have to be converted first
 POLL_S: Final = 0.3
+STARTED_ANEW: Final = "the service was started anew meanwhile, as it was before; ask again"
 AWAY_S: Final = 60.0  # for which NATS may be away while a roll-out is followed
 
 ConfigOption = Annotated[
@@ -125,7 +126,8 @@ async def _followed(nats: NatsClient, as_json: bool) -> str:
             print_news(as_json, news.line, event=news.event, **news.fields)
         seen, heard_s = seen + len(view.news), time.monotonic()
         if not view.under_way:
-            return view.problem
+            told = view.news or (await ask_service(nats, TIMEOUT_S)).news  # of any roll-out
+            return view.problem if told else STARTED_ANEW
         await asyncio.sleep(POLL_S)
 
 
