@@ -42,8 +42,19 @@ class Source:
         return Source(generation.code or self.code, generation.weights or self.weights)
 
 
-def plan(children: Children, config: ServingConfig, generation: Generation, first: Source) -> Plan:
-    """`first`: when the supervisor started."""
+def living(children: Children) -> dict[Role, int]:
+    """How many workers of each role live, those that are being started included."""
+    return {role: children.engines(role).total() for role in ROLES}
+
+
+def plan(
+    children: Children,
+    config: ServingConfig,
+    generation: Generation,
+    first: Source,
+    lived: Mapping[Role, int],
+) -> Plan:
+    """`first`: when the supervisor started. `lived`: the workers of each role that did when the roll-out began."""
     source = first.of(generation)
     lasting = [name for name in children.living_of() if not children[name].stopping]
     why = {name: _why_outdated(children.launches[name], config, source, first) for name in lasting}
@@ -54,7 +65,7 @@ def plan(children: Children, config: ServingConfig, generation: Generation, firs
     routers |= dict.fromkeys(beyond, "router.replicas")
     kept_routers = sum(name in children.routers for name in kept) - len(beyond)
     workers = [name for name in kept if name not in children.routers and not _external(children.launches[name])]
-    counts = _wanted(children, config)
+    counts = _wanted(lived, config)
     for name in list(reversed(workers)):
         roles = children.launches[name].workers.values()
         if any(not _counts(children, workers, role) <= counts[role] for role in roles):
@@ -115,13 +126,13 @@ def _counts(children: Children, names: list[str], role: Role) -> Counter[WorkerE
     )
 
 
-def _wanted(children: Children, config: ServingConfig) -> dict[Role, Counter[WorkerEngine]]:
-    """How many workers there shall be. Where there is a planner: as many as live, because it knows better."""
+def _wanted(lived: Mapping[Role, int], config: ServingConfig) -> dict[Role, Counter[WorkerEngine]]:
+    """How many workers there shall be. Where there is a planner: as many as lived, because it knows better."""
     if not config.planner.enabled:
         return {role: Counter(config.workers.by_engine(role)) for role in ROLES}
     wanted: dict[Role, Counter[WorkerEngine]] = {}
     for role in ROLES:
         engines = wanted[role] = Counter[WorkerEngine]()
-        for _ in range(children.engines(role).total()):
+        for _ in range(lived[role]):
             engines[config.workers.next_engine(role, engines)] += 1
     return wanted

@@ -4,15 +4,16 @@ Invariant: nothing that serves ends before what takes its place serves, except a
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 import grpc
 
 from baton.service.launcher import Generation, Launch
-from baton.service.rolling.plan import Plan, Source, plan
+from baton.service.rolling.plan import Plan, Source, living, plan
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
-from baton_proto.planner import ROLES
+from baton_proto.planner import ROLES, Role
 from runtime.config.serving import ServingConfig
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.process import ProcessFailedError
@@ -24,13 +25,13 @@ async def roll_out(
     supervisor: Supervisor, config: ServingConfig, generation: Generation, first: Source, tell: Tell
 ) -> None:
     """Raises BatonError when a new process does not become ready. The service is then what it was before."""
-    former = supervisor.config, supervisor.generation
+    former, lived = (supervisor.config, supervisor.generation), living(supervisor.children)
     try:
-        await _Roll(supervisor, config, generation, first, tell).carry_out()
+        await _Roll(supervisor, config, generation, first, lived, tell).carry_out()
     except BatonError as error:
         tell(f"error: {error}; the service becomes what it was", event="failed", reason=str(error))
         try:
-            await _Roll(supervisor, *former, first, tell).carry_out()
+            await _Roll(supervisor, *former, first, lived, tell).carry_out()
         except BatonError as worse:
             raise UnavailableError(f"{error}; and what was there did not come back: {worse}") from worse
         raise
@@ -38,10 +39,17 @@ async def roll_out(
 
 class _Roll:
     def __init__(
-        self, supervisor: Supervisor, config: ServingConfig, generation: Generation, first: Source, tell: Tell
+        self,
+        supervisor: Supervisor,
+        config: ServingConfig,
+        generation: Generation,
+        first: Source,
+        lived: Mapping[Role, int],
+        tell: Tell,
     ) -> None:
         self._supervisor = supervisor
         self._first = first
+        self._lived = lived
         self._tell = tell
         self._children = supervisor.children
         self._started: list[str] = []  # processes of workers
@@ -79,17 +87,18 @@ class _Roll:
                 await self._supervisor.sleep(name, config.workers.drain_timeout_s)
 
     async def _replace_routers(self) -> None:
-        now = self._plan()
-        going = list(now.old_routers)
-        for _ in range(now.new_routers):
-            await self._start(self._supervisor.launches.router(addresses=self._supervisor.router_addresses))
-            if going:
-                await self._end(going.pop(0))
-        for name in going:
-            await self._end(name)
+        """Until all are as wanted: one that dies meanwhile is started again, beside the one that takes its place."""
+        while (now := self._plan()).new_routers or now.old_routers:
+            going = list(now.old_routers)
+            for _ in range(now.new_routers):
+                await self._start(self._supervisor.launches.router(addresses=self._supervisor.router_addresses))
+                if going:
+                    await self._end(going.pop(0))
+            for name in going:
+                await self._end(name)
 
     def _plan(self) -> Plan:
-        return plan(self._children, self._supervisor.config, self._supervisor.generation, self._first)
+        return plan(self._children, self._supervisor.config, self._supervisor.generation, self._first, self._lived)
 
     def _roles(self, name: str) -> list[str]:
         return [*self._children.launches[name].workers.values()]

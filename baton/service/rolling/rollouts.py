@@ -15,7 +15,7 @@ import structlog
 from baton.service.launcher import Former, Generation
 from baton.service.launches import with_nats_url
 from baton.service.planning.running_planner import RunningPlanner
-from baton.service.rolling.plan import SUPERVISOR, Source, plan, refuse, rows
+from baton.service.rolling.plan import SUPERVISOR, Source, living, plan, refuse, rows
 from baton.service.rolling.roll import roll_out
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
@@ -77,7 +77,7 @@ class Rollouts:
         await nats.answer(supervisor_subject(config.namespace), self._answer)
         self._first = replace(self._first, weights=await asyncio.to_thread(_weights, config))
         generation = self._supervisor.generation
-        steps = plan(self._supervisor.children, config, generation, self._first)
+        steps = plan(self._supervisor.children, config, generation, self._first, living(self._supervisor.children))
         if generation.number > 1 and (steps.old or steps.old_routers):  # an earlier supervisor has begun it
             self._begin(Rollout(None, {}, self._first.code), Planned(rows(steps, config, config)), config, generation)
         return self
@@ -124,7 +124,7 @@ class Rollouts:
         if self._order is not None:
             raise InvalidRequestError("rollout", f"{UNDER_WAY}: wait until it has ended, then ask again")
         now = self._supervisor.config
-        steps = plan(self._supervisor.children, config, generation, self._first)
+        steps = plan(self._supervisor.children, config, generation, self._first, living(self._supervisor.children))
         planned = Planned(rows(steps, now, config))
         if planned.rows and not order.dry_run:
             self._begin(order, planned, config, generation)

@@ -6,7 +6,7 @@ from typing import Any, cast
 from baton.service.children import Children
 from baton.service.launcher import Generation
 from baton.service.launches import Launches
-from baton.service.rolling.plan import Plan, Source, plan
+from baton.service.rolling.plan import Plan, Source, living, plan
 from baton_proto.rollout import Code
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
@@ -30,7 +30,8 @@ def service(**sections: Any) -> tuple[ServingConfig, Children]:
 def planned(
     children: Children, config: ServingConfig, changes: dict[str, Any], code: Code | None = None, weights: str = ""
 ) -> Plan:
-    return plan(children, with_overrides(config, changes), Generation(2, code, weights), FIRST)
+    generation = Generation(2, code, weights)
+    return plan(children, with_overrides(config, changes), generation, FIRST, living(children))
 
 
 def lacking(found: Plan) -> dict[str, int]:
@@ -71,6 +72,16 @@ def test_a_planner_s_workers_are_replaced_one_for_one() -> None:
         )
     assert lacking(planned(children, config, {})) == {"prefill": 0, "decode": 0}
     assert lacking(planned(children, config, {"engine": {"max_running": 3}})) == {"prefill": 1, "decode": 3}
+
+
+def test_a_planner_s_workers_are_as_many_as_before_where_a_roll_out_goes_back_midway() -> None:
+    config, children = service(planner={"enabled": True}, workers={"prefill": 1, "decode": 2})
+    lived, changed = living(children), with_overrides(config, {"engine": {"max_running": 3}})
+    for _ in range(2):
+        launch = Launches(changed, {}, children).worker("decode", children.new_id("decode"))
+        children.add(launch, cast(Process, Living()))
+    found = plan(children, config, Generation(), FIRST, lived)
+    assert ([*found.old], lacking(found)) == (["decode-3", "decode-4"], {"prefill": 0, "decode": 0})
 
 
 def test_workers_that_share_a_process_go_together() -> None:
