@@ -35,7 +35,8 @@ from tests.chaos.service.fleet import Fleet
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.ray import RayFleet
 from tests.chaos.service.rolling import RollingFleet
-from tests.chaos.service.scenarios import KV, Scenario
+from tests.chaos.service.scenarios import KV, ROLL_OUT, Scenario
+from tests.chaos.service.up import UpFleet
 
 REPLACED_S = 30.0
 
@@ -294,6 +295,14 @@ async def _next_generation(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def _rolled_out(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
+    """Begins `baton rollout`, which goes on for several rounds. It may cost nothing at all."""
+    assert isinstance(fleet, UpFleet)
+    fleet.roll_out()
+    yield
+
+
+@asynccontextmanager
 async def _node_killed(fleet: Fleet, strike: Strike) -> AsyncIterator[None]:
     """A node of the Ray cluster goes, with the worker on it; another one comes in its place."""
     assert isinstance(fleet, RayFleet)
@@ -415,6 +424,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(Odds("role gone", 1, (0.0, 0.5), 6.0), _role_gone),
     Fault(Odds("drain", 4), _drain),
     Fault(Odds("next generation", 12), _next_generation, fits=lambda scenario: scenario.rolls),
+    Fault(Odds(ROLL_OUT, 3), _rolled_out, fits=lambda scenario: scenario.planner and not scenario.ray),
     Fault(Odds("stop", 8, (0.05, 1.5), 15.0), partial(_hang, kinds=WORKERS)),
     Fault(Odds("stop router", 2, (0.05, 1.0), 8.0), partial(_hang, kinds=("router",))),
     Fault(Odds("node killed", 4, (0.0, 2.0), 6.0), _node_killed, fits=lambda scenario: scenario.ray),
@@ -471,5 +481,7 @@ def usable(scenario: Scenario) -> tuple[list[Odds], dict[str, str]]:
 async def strike_in(fleet: Fleet, strike: Strike) -> None:
     """Strikes, from the round's start until the fault is over."""
     await asyncio.sleep(strike.at_s)
+    fleet.strikes += strike.fault != ROLL_OUT
     async with BY_NAME[strike.fault].effect(fleet, strike):
         await asyncio.sleep(strike.hold_s)
+    fleet.strikes += strike.fault != ROLL_OUT

@@ -19,6 +19,7 @@ from tests.chaos.judging.timeline import Timeline
 from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, judge, judge_any
 from tests.chaos.plan import Ask, plan_round
 from tests.chaos.service.scenarios import SCENARIOS, STRETCH, scenario_of
+from tests.chaos.service.upgrades import RollOut
 
 ODDS = [fault.odds for fault in FAULTS]
 ASK = Ask(0, 0.0, 0, "gRPC", (5, 6), {"max_tokens": 3})
@@ -67,6 +68,34 @@ def test_scenarios_take_turns() -> None:
     names = ("shm", "tcp")
     turns = [scenario_of(number, names).name for number in (0, STRETCH - 1, STRETCH, 2 * STRETCH)]
     assert turns == ["shm", "shm", "tcp", "shm"]
+
+
+def test_who_ends_in_order_is_able_no_more_and_is_no_loss() -> None:
+    timeline = Timeline()
+    for name in ("a", "b"):
+        timeline.back(name, 1.0)
+    timeline.left("a", 2.0)
+    timeline.lost("b", 3.0)
+    timeline.left("b", 4.0)
+    assert not timeline.able("a")
+    assert timeline.losses(["a", "b"], 0.0, 5.0) == 1
+    assert timeline.gap(["a"], 1.5, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("code", "events", "errors", "may_fail", "fine"),
+    [
+        (0, ["plan", "rolled_out"], "", False, True),
+        (0, ["plan", "starts"], "", True, False),
+        (1, ["plan"], "error: decode-3 has ended again", True, True),
+        (1, ["plan"], "error: decode-3 has ended again", False, False),
+        (1, ["plan"], "Traceback (most recent call last):\nerror: x", True, False),
+        (None, [], "", True, False),
+    ],
+)
+def test_a_roll_out_ends_as_wanted_or_with_a_sentence(code, events, errors, may_fail, fine) -> None:
+    end = RollOut(code, [{"event": event} for event in events], errors)
+    assert (end.problem(may_fail) == "") == fine
 
 
 def test_a_gap_is_an_instant_at_which_nobody_was_able() -> None:

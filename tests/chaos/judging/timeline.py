@@ -10,11 +10,17 @@ class Timeline:
     """The times, for each name, at which it was lost and came back, in order. A name that was never told of is lost."""
 
     _changes: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
+    _in_order: set[tuple[str, float]] = field(default_factory=set)
 
     def back(self, name: str, now_s: float) -> None:
         self._note(name, now_s, True)
 
     def lost(self, name: str, now_s: float) -> None:
+        self._note(name, now_s, False)
+
+    def left(self, name: str, now_s: float) -> None:
+        """It serves no more, which is no loss: what it had begun, it has ended."""
+        self._in_order.add((name, now_s))
         self._note(name, now_s, False)
 
     def able(self, name: str) -> bool:
@@ -31,8 +37,10 @@ class Timeline:
 
     def losses(self, names: Iterable[str], start_s: float, end_s: float) -> int:
         """How often one of `names` was lost between start and end."""
-        found = (change for name in names for change in self._changes.get(name, ()))
-        return sum(start_s <= at_s <= end_s and not able for at_s, able in found)
+        found = ((name, *change) for name in names for change in self._changes.get(name, ()))
+        return sum(
+            start_s <= at_s <= end_s and not able and (name, at_s) not in self._in_order for name, at_s, able in found
+        )
 
     def _note(self, name: str, now_s: float, able: bool) -> None:
         if self.able(name) != able:

@@ -52,7 +52,7 @@ BASE: dict[str, Any] = {
 }
 
 
-def _set() -> asyncio.Event:
+def set_event() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
     return event
@@ -78,12 +78,13 @@ class Fleet:
     problems: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
     deaths: int = 0
+    strikes: int = 0  # begins and ends of faults
     whole_within_s: float = 60.0  # of the last fault
     hurry: bool = False  # whether the end is to come at once
     said: dict[str, dict[str, str]] = field(default_factory=dict)  # by router: of each worker its state or a note
     pids: set[int] = field(default_factory=set)
     quiet_bytes: dict[int, int] = field(default_factory=dict)  # by pid: its memory before the first attack
-    under_attack: asyncio.Event = field(default_factory=_set)  # or nobody is going to attack
+    under_attack: asyncio.Event = field(default_factory=set_event)  # or nobody is going to attack
     to_strangers: Counter[str] = field(default_factory=Counter)  # connections, and answers by their status
     most_more_bytes: int = 0  # than these, of any router or worker
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

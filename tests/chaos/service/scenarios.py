@@ -42,6 +42,7 @@ RANKS = {"engine": {"tensor_parallel": 2, "prefill_tensor_parallel": 1}}
 USUAL = {"engine": {"kv_memory": "64MiB", "max_batch_tokens": 256}}  # as by default, but for a small machine
 ROUTERS = ("kill router", "routers killed", "routers frozen")
 NATS = ("NATS killed", "NATS lost its storage", "NATS stopped", "NATS streams deleted")
+ROLL_OUT = "roll out"
 KV = "kv"  # the disk tier, in the folder of a fleet's disk
 SHIP = {"router": {"placement": {"local_prefill_tokens": 0}}}  # every prompt runs on a prefill worker
 
@@ -138,6 +139,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("vllm-tcp", 1, 2, engine="vllm", overrides=_transport("tcp", lease_ttl_s=30.0)),
     Scenario("planner", 1, 2, engine="mock", planner=True, overrides=_transport("tcp")),
     Scenario("routers", 1, 2, routers=2, engine="mock", planner=True, mostly=ROUTERS, overrides=_transport("tcp")),
+    Scenario(
+        "upgrades",
+        *(1, 2, 2),
+        engine="mock",
+        planner=True,
+        mostly=(ROLL_OUT, "kill", "kill router"),
+        overrides=_transport("tcp"),
+    ),
     Scenario("nats", 1, 2, engine="mock", planner=True, own_nats=1, mostly=NATS, overrides=_transport("tcp")),
     Scenario(
         "nats-cluster",

@@ -19,9 +19,12 @@ from typing import Any
 import yaml
 
 from baton.service.service_run import STARTS
-from tests.chaos.service.fleet import BASE, Fleet
+from runtime.security.cluster_key import OPERATOR
+from runtime.security.keys import OPERATOR_KEY_VARIABLE
+from tests.chaos.service.fleet import BASE, Fleet, pair, set_event
 from tests.chaos.service.member import Kind, Member
 from tests.chaos.service.scenarios import merged
+from tests.chaos.service.upgrades import roll_out
 
 SUPERVISOR = "supervisor"
 STARTS_S = 60.0  # a supervisor gives up after STARTS within less
@@ -84,9 +87,11 @@ class Adopted(Member):
 
 @dataclass(eq=False)
 class Up(Member):
-    """`baton up --json`. `on_ready` hears of each process that it has started."""
+    """`baton up --json`. `on_ready` hears of each process that it has started, `on_drain` the name of each one that a
+    roll-out ends."""
 
     on_ready: Callable[[dict[str, Any]], None] = lambda news: None
+    on_drain: Callable[[str], None] = lambda name: None
 
     async def stop(self, timeout_s: float) -> bool:
         """Code 1 says that processes were lost, which faults have seen to."""
@@ -113,6 +118,8 @@ class Up(Member):
         (news,) = json_lines(line)
         if news["event"] == "ready":
             self.on_ready(news)
+        elif news["event"] == "drains":
+            self.on_drain(news["id"])
         return str(news["event"])
 
 
@@ -124,10 +131,41 @@ def json_lines(said: bytes) -> list[dict[str, Any]]:
 class UpFleet(Fleet):
     _wanted: dict[Kind, int] = field(default_factory=dict)
     _router_deaths: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS))
+    _rolled: asyncio.Event = field(default_factory=set_event)  # no roll-out is under way
+    _changed: int = 0  # the life of the supervisor whose service has the other settings
 
     def complete(self) -> bool:
         counts = all(len(self.of(kind)) == count for kind, count in self._wanted.items())
         return counts and self.members[SUPERVISOR].ready and super().complete()
+
+    async def until_whole(self) -> None:
+        await self._rolled.wait()
+        await super().until_whole()
+
+    def roll_out(self) -> None:
+        """Begins to change to the other settings, or back, if no change is under way."""
+        if self._rolled.is_set():
+            self._rolled.clear()
+            self._go(self._roll_out())
+
+    async def _roll_out(self) -> None:
+        supervisor, strikes = self.members[SUPERVISOR], self.strikes
+        life, before = supervisor.lives, self.of("router", "prefill", "decode")
+        back = self._changed == life
+        try:
+            servers = [one.addresses["nats"] for one in self.of("nats") if one.ready]
+            if not servers:
+                return
+            url = f"{'tls' if self.scenario.secured else 'nats'}://{servers[0]}"
+            key = {OPERATOR_KEY_VARIABLE: self.cluster.derive(OPERATOR).reveal()}
+            end = await roll_out(url, back, self._variables() | key)
+            if problem := end.problem(may_fail=self.strikes > strikes):
+                self.problems.append(problem)
+            if end.done:
+                self._changed = 0 if back else life
+                self.problems += [f"{one.name} is as before a roll-out that has ended" for one in before if one.alive]
+        finally:
+            self._rolled.set()
 
     def lost(self, member: Member) -> None:
         super().lost(member)
@@ -176,7 +214,9 @@ class UpFleet(Fleet):
     def _supervisor(self) -> Member:
         command = ["baton", "up", "--json", "--config", str(self.config_file)]
         log, variables = self.disk.folder / "supervisor.log", self._variables()
-        return Up(SUPERVISOR, "supervisor", command, log, variables=variables, on_ready=self._adopt)
+        return Up(
+            SUPERVISOR, "supervisor", command, log, variables=variables, on_ready=self._adopt, on_drain=self._retire
+        )
 
     def _adopt(self, news: dict[str, Any]) -> None:
         kind = KINDS.get(news["process"])
@@ -192,6 +232,20 @@ class UpFleet(Fleet):
         self._open_door(member)
         self._go(self._tend_adopted(member))
 
+    def _retire(self, name: str) -> None:
+        """Notes that nothing warrants an error: others take a worker's new requests, and a router ends its own."""
+        member = self.members.get(name)
+        if member is not None:
+            member.expected_end, member.retired = True, True
+            if member.kind != "router":
+                self._left(member)
+
+    def _left(self, member: Member) -> None:
+        now_s = time.monotonic()
+        pairs = [pair(*ends) for one in self.members for ends in ((one, member.name), (member.name, one))]
+        for name in (member.name, *pairs):
+            self.timeline.left(name, now_s)
+
     async def _tend_adopted(self, member: Adopted) -> None:
         await member.ended()
         member.addresses = {}
@@ -201,7 +255,7 @@ class UpFleet(Fleet):
         gives_up = not supervisor.ready and any(one.expected_end for one in self.members.values())  # see `lost`
         if not (gives_up or any(one.expected_end or one.may_end for one in (member, supervisor))):
             self.problems.append(f"{member.name} ended unasked (struck: {member.struck})")
-        self.lost(member)
+        (self._left if member.retired else self.lost)(member)
         self.deaths += 1
         if self.members.get(member.name) is member:
             del self.members[member.name]
