@@ -1,7 +1,5 @@
 """Questions and orders to a running planner, over NATS."""
 
-import msgspec
-
 from baton_proto.planner_control import (
     MAJOR,
     Done,
@@ -16,9 +14,9 @@ from baton_proto.planner_control import (
     encode,
 )
 from baton_proto.proof import prove
-from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
+from runtime.calls.over_nats import answer_of
+from runtime.errors import InvalidRequestError, ProtocolError
 from runtime.nats.client import NatsClient
-from runtime.nats.library import nats_errors
 from runtime.nats.subjects import planner_subject
 from runtime.security.secret import Secret
 
@@ -49,17 +47,9 @@ async def _ask(
     nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float, proof: str = ""
 ) -> Plan | Done:
     question = encode(Question(MAJOR, body, proof))
-    try:
-        data = await nats.request(planner_subject(nats.namespace), question, timeout_s)
-    except nats_errors.NoRespondersError as error:
-        where = f"in namespace {nats.namespace!r}"
-        raise UnavailableError(f"no planner runs {where}; `baton up --planner` starts one") from error
-    except (nats_errors.TimeoutError, TimeoutError) as error:
-        raise DeadlineError("the planner's answer", timeout_s) from error
-    try:
-        answer = decode_answer(data).body
-    except msgspec.DecodeError as error:
-        raise ProtocolError("planner", f"its answer cannot be read: {error}") from error
+    absent = f"no planner runs in namespace {nats.namespace!r}; `baton up --planner` starts one"
+    subject = planner_subject(nats.namespace)
+    answer = (await answer_of("planner", nats, subject, question, decode_answer, timeout_s, absent)).body
     if isinstance(answer, Refusal):
         raise InvalidRequestError(answer.field, answer.problem)
     return answer

@@ -1,7 +1,5 @@
 """Questions and orders to the supervisor of a running service, over NATS."""
 
-import msgspec
-
 from baton_proto.proof import prove
 from baton_proto.rollout import (
     MAJOR,
@@ -15,9 +13,9 @@ from baton_proto.rollout import (
     decode_answer,
     encode,
 )
-from runtime.errors import DeadlineError, InvalidRequestError, ProtocolError, UnavailableError
+from runtime.calls.over_nats import answer_of
+from runtime.errors import InvalidRequestError, ProtocolError
 from runtime.nats.client import NatsClient
-from runtime.nats.library import nats_errors
 from runtime.nats.subjects import supervisor_subject
 from runtime.security.secret import Secret
 
@@ -46,17 +44,10 @@ async def tell_supervisor(
 async def _ask(
     nats: NatsClient, body: ShowService | Rollout | Back, timeout_s: float, proof: str = ""
 ) -> ServiceView | Planned:
-    try:
-        data = await nats.request(supervisor_subject(nats.namespace), encode(Question(MAJOR, body, proof)), timeout_s)
-    except nats_errors.NoRespondersError as error:
-        where = f"in namespace {nats.namespace!r}"
-        raise UnavailableError(f"no service that `baton up` has started runs {where}, or it is not up yet") from error
-    except (nats_errors.TimeoutError, TimeoutError) as error:
-        raise DeadlineError("the supervisor's answer", timeout_s) from error
-    try:
-        answer = decode_answer(data).body
-    except msgspec.DecodeError as error:
-        raise ProtocolError("supervisor", f"its answer cannot be read: {error}") from error
+    question = encode(Question(MAJOR, body, proof))
+    absent = f"no service that `baton up` has started runs in namespace {nats.namespace!r}, or it is not up yet"
+    subject = supervisor_subject(nats.namespace)
+    answer = (await answer_of("supervisor", nats, subject, question, decode_answer, timeout_s, absent)).body
     if isinstance(answer, Refusal):
         raise InvalidRequestError(answer.field, answer.problem)
     return answer
