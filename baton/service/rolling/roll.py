@@ -19,6 +19,7 @@ from runtime.errors import BatonError, UnavailableError
 from runtime.processes.process import ProcessFailedError
 
 STATUS_S: Final = 10.0
+BACK_TRIES: Final = 3  # a worker that dies on the way back is replaced by the next try
 
 
 async def roll_out(
@@ -30,10 +31,13 @@ async def roll_out(
         await _Roll(supervisor, config, generation, first, lived, tell).carry_out()
     except BatonError as error:
         tell(f"error: {error}; the service becomes what it was", event="failed", reason=str(error))
-        try:
-            await _Roll(supervisor, *former, first, lived, tell).carry_out()
-        except BatonError as worse:
-            raise UnavailableError(f"{error}; and what was there did not come back: {worse}") from worse
+        for left in reversed(range(BACK_TRIES)):
+            try:
+                await _Roll(supervisor, *former, first, lived, tell).carry_out()
+                break
+            except BatonError as worse:
+                if not left:
+                    raise UnavailableError(f"{error}; and what was there did not come back: {worse}") from worse
         raise
 
 
