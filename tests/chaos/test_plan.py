@@ -83,18 +83,20 @@ def test_who_ends_in_order_is_able_no_more_and_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "events", "errors", "may_fail", "fine"),
+    ("code", "rows", "event", "errors", "may_fail", "fine"),
     [
-        (0, ["plan", "rolled_out"], "", False, True),
-        (0, ["plan", "starts"], "", True, False),
-        (1, ["plan"], "error: decode-3 has ended again", True, True),
-        (1, ["plan"], "error: decode-3 has ended again", False, False),
-        (1, ["plan"], "Traceback (most recent call last):\nerror: x", True, False),
-        (None, [], "", True, False),
+        (0, ["router-1"], "rolled_out", "", False, True),
+        (0, ["router-1"], "starts", "", True, False),
+        (0, [], "plan", "", False, True),
+        (1, ["router-1"], "failed", "error: decode-3 has ended again", True, True),
+        (1, ["router-1"], "failed", "error: decode-3 has ended again", False, False),
+        (1, ["router-1"], "failed", "Traceback (most recent call last):\nerror: x", True, False),
+        (None, [], "plan", "", True, False),
     ],
 )
-def test_a_roll_out_ends_as_wanted_or_with_a_sentence(code, events, errors, may_fail, fine) -> None:
-    end = RollOut(code, [{"event": event} for event in events], errors)
+def test_a_roll_out_ends_as_wanted_or_with_a_sentence(code, rows, event, errors, may_fail, fine) -> None:
+    plan = {"event": "plan", "rows": [{"process": row} for row in rows]}
+    end = RollOut(code, [plan, {"event": event, "rows": []}], errors)
     assert (end.problem(may_fail) == "") == fine
 
 

@@ -161,9 +161,10 @@ class UpFleet(Fleet):
             end = await roll_out(url, back, self._variables() | key)
             if problem := end.problem(may_fail=self.strikes > strikes):
                 self.problems.append(problem)
-            if end.done:
+            if end.code == 0:
                 self._changed = 0 if back else life
-                self.problems += [f"{one.name} is as before a roll-out that has ended" for one in before if one.alive]
+                stayed = [one.name for one in before if end.done and one.name in end.planned and one.alive]
+                self.problems += [f"{name} is as before a roll-out that has ended" for name in stayed]
         finally:
             self._rolled.set()
 

@@ -25,15 +25,23 @@ class RollOut:
 
     @property
     def done(self) -> bool:
-        return self.code == 0
+        return any(event["event"] == "rolled_out" for event in self.events)
+
+    @property
+    def planned(self) -> set[str]:
+        """The processes that were to be replaced, and words for new ones."""
+        return {row["process"] for event in self.events if event["event"] == "plan" for row in event["rows"]}
 
     def problem(self, may_fail: bool) -> str:
         """What is wrong with it, in words; empty when nothing is. It may fail with a sentence where faults struck."""
         if self.code is None:
             return f"baton rollout did not end within {LIMIT_S:.0f} s"
-        if self.done:
-            said = [event["event"] for event in self.events]
-            return "" if "rolled_out" in said else f"baton rollout ended with 0 and has heard of no end: {said}"
+        if self.code == 0:
+            return (
+                ""
+                if self.done or not self.planned
+                else f"baton rollout ended with 0 and heard of no end: {self.events}"
+            )
         sentence = self.errors.splitlines()[-1] if self.errors else ""
         if may_fail and sentence.startswith("error: ") and "Traceback" not in self.errors:
             return ""
