@@ -150,8 +150,11 @@ async def serve_workers(workers: Iterable[Coroutine[Any, Any, None]]) -> None:
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(worker)
-    except* BatonError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as errors:
+        ours, others = errors.split(BatonError)
+        if ours is None or others is not None:
+            raise
+        raise ours.exceptions[0] from None  # not from `except*`, out of which Python 3.11.2 raises a group
 
 
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:
