@@ -249,6 +249,10 @@ class NatsClient:
             await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT_S)
         except OSError as error:  # TimeoutError: as of a frozen server, which does not end its TLS
             log.debug("connection lost while closing", client=self.name, error=str(error))
+            writer = getattr(self._client._transport, "_io_writer", None)
+            if writer is not None:
+                writer.transport.abort()
+                await asyncio.sleep(0)  # until the event loop has closed the socket
 
     async def _connect(self, url: str, login: NatsLogin) -> None:
         self._client.internal = login.tls

@@ -150,6 +150,7 @@ async def test_a_connection_with_tls_is_closed_though_its_server_is_frozen(conne
     login = NatsLogin(OWN_USER, key.derive(NATS), tls=key.tls)
     server = NatsServer(login=login)
     await server.start()
+    before = open_files()
     client = await connect(server.url, "test", timeout_s=60, login=login)
     if not connected:
         await server.kill()
@@ -157,6 +158,7 @@ async def test_a_connection_with_tls_is_closed_though_its_server_is_frozen(conne
     freeze(server.pid)
     try:
         await asyncio.wait_for(client.close(), 20)  # the end of TLS would be waited for for 30 s
+        assert not [name for _, name in open_files() - before if name.startswith("socket")]
     finally:
         await server.kill()
         await server.stop()
