@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad
+from baton_proto.discovery import MAJOR, LoadReport, WorkerLoad, decode_record
 from baton_proto.worker import SnapshotChunk, SnapshotRequest
 from router.index.followed_worker import SILENT_NOTE
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.nats.client import NatsClient
+from runtime.nats.subjects import workers_key, workers_stream
 from tests.baton.cli.test_cli import baton
 from tests.router.scripted_worker import ScriptedWorker
 from tests.service import Service, running_service
@@ -51,11 +52,15 @@ async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_m
     ):
         (healthy,) = service.workers("decode")
         nats = await service.connect_nats(MUTE)
-        announcer = Announcer(nats, replace(mute.record(), model=tiny_model.name), 0.5, service.config.discovery.ttl_s)
+        told = await nats.stored_message(workers_stream(nats.namespace), workers_key(nats.namespace, healthy))
+        assert told is not None
+        assert told.data is not None
+        like = decode_record(told.data)
+        record = replace(mute.record(), model=like.model, model_hash=like.model_hash, kv_form=like.kv_form)
+        announcer = Announcer(nats, record, 0.5, service.config.discovery.ttl_s)
         await announcer.start()
         notes = await until_named(service, nats, mute)
-        assert notes[MUTE].endswith(SILENT_NOTE), "behind what is said of its weights"
-        assert notes[healthy] == ""
+        assert (notes[MUTE], notes[healthy]) == (SILENT_NOTE, "")
         metrics = (await http.get(f"{service.http_url}/metrics")).text
         assert f'{METRIC}{{worker="{MUTE}"}} 1.0' in metrics
         assert f'{METRIC}{{worker="{healthy}"}} 0.0' in metrics
