@@ -52,12 +52,11 @@ class Request(NamedTuple):
 class Forked:
     """What ChildProcess asks of an asyncio.subprocess.Process."""
 
-    def __init__(self, pid: int, said: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.stdout = asyncio.StreamReader(STDOUT_LIMIT_BYTES)
-        self._writer = writer
-        self._ended = asyncio.ensure_future(self._end(said))
+        self._ended = asyncio.ensure_future(self._end(connection))
 
     async def wait(self) -> int:
         return await asyncio.shield(self._ended)
@@ -66,11 +65,19 @@ class Forked:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    async def _end(self, said: asyncio.StreamReader) -> int:
-        line = await said.readline()
-        self.returncode = int(line or -signal.SIGKILL)
-        self._writer.close()
+    async def _end(self, connection: socket.socket) -> int:
+        # Closed at once: a transport is closed on the next turn of the loop, and there may be none.
+        with connection:
+            self.returncode = int(await _line(connection) or -signal.SIGKILL)
         return self.returncode
+
+
+async def _line(connection: socket.socket) -> bytes:
+    """Empty: the other end has closed."""
+    line, loop = b"", asyncio.get_running_loop()
+    while not line.endswith(b"\n") and (byte := await loop.sock_recv(connection, 1)):
+        line += byte
+    return line
 
 
 class ForkedChild(ChildProcess):
@@ -137,8 +144,14 @@ async def fork(request: Request, stderr: int) -> Forked:
     ours, stdout = os.pipe()
     connection = asked(request, stdout, stderr)
     os.close(stdout)
-    said, writer = await asyncio.open_connection(sock=connection)
-    forked = Forked(int(await said.readline()), said, writer)
+    connection.setblocking(False)
+    try:
+        pid = int(await _line(connection))
+    except BaseException:
+        connection.close()
+        os.close(ours)
+        raise
+    forked = Forked(pid, connection)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(forked.stdout), os.fdopen(ours, "rb")
     )
