@@ -75,7 +75,7 @@ def test_a_grammar_whose_masks_take_ever_longer_ends_its_own_answer_alone(
 ) -> None:
     monkeypatch.setattr("runtime.grammar.matcher.USUAL_S", 0.001)
     monkeypatch.setattr("runtime.grammar.matcher.SLOW_BATCH_S", 0.001)
-    monkeypatch.setattr("runtime.grammar.matcher.MAX_SLOW_S", 0.05)
+    monkeypatch.setattr("runtime.grammar.matcher.MAX_SLOW_S", 0.5)
     matchers = [compiler.matcher(Grammar("ebnf", 'start: start start | "a" | ""')), compiler.matcher(GRAMMARS[0])]
     words: Words = np.empty((2, matchers[0].ends.num_words), dtype=np.int32)
     tokens = iter([allowed(matchers[0].mask([], ends=False))[0]] * 400)

@@ -167,7 +167,7 @@ async def test_of_three_servers_any_may_die_and_lose_its_store_and_nothing_store
 
     try:
         await until_taken(partial(client.ensure_stream, STREAM))
-        await client.publish_stored("things.first", b"1")
+        await until_taken(partial(client.publish_stored, "things.first", b"1"))
         for server in servers:
             await server.kill()
             await until_taken(partial(client.publish_stored, f"things.{server.name}", b"2"))
