@@ -7,6 +7,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from baton_proto.orders import Refusal
 from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Holds, Observation, Role, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
@@ -16,7 +17,6 @@ from baton_proto.planner_control import (
     Order,
     Plan,
     Question,
-    Refusal,
     Release,
     Scale,
     ShowPlan,

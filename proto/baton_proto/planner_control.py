@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.decoding import Count, Name, Rows, Text, versioned
+from baton_proto.orders import Challenge, Proof, Refusal
 from baton_proto.planner import Holds, Observation, Role, Target, Verb
-from baton_proto.proof import Challenge, Proof
 
 MAJOR = 1
 
@@ -70,11 +70,6 @@ class Plan(Struct, frozen=True, tag="plan"):
 
 class Done(Struct, frozen=True, tag="done"):
     sentence: Text
-
-
-class Refusal(Struct, frozen=True, tag="refused"):
-    field: Name
-    problem: Text
 
 
 class Answer(Struct, frozen=True):

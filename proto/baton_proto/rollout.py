@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.decoding import Count, Name, Rows, Text, versioned
-from baton_proto.proof import Challenge, Proof
+from baton_proto.orders import Challenge, Proof, Refusal
 
 MAJOR = 1
 
@@ -47,7 +47,7 @@ class Back(Struct, frozen=True, tag="back"):
 
 
 class Question(Struct, frozen=True):
-    """An order carries a proof that its sender has an operator key: see proof.py."""
+    """An order carries a proof that its sender has an operator key: see orders.py."""
 
     version: Count
     body: ShowService | Rollout | Back
@@ -86,11 +86,6 @@ class Planned(Struct, frozen=True, tag="planned"):
     """Empty rows: nothing changes."""
 
     rows: Annotated[list[Row], Rows]
-
-
-class Refusal(Struct, frozen=True, tag="refused"):
-    field: Name
-    problem: Text
 
 
 class Answer(Struct, frozen=True):

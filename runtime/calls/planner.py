@@ -1,21 +1,20 @@
 """Questions and orders to a running planner, over NATS."""
 
+from baton_proto.orders import prove
 from baton_proto.planner_control import (
     MAJOR,
     Done,
     Order,
     Plan,
     Question,
-    Refusal,
     Release,
     Scale,
     ShowPlan,
     decode_answer,
     encode,
 )
-from baton_proto.proof import prove
 from runtime.calls.over_nats import answer_of
-from runtime.errors import InvalidRequestError, ProtocolError
+from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import planner_subject
 from runtime.security.secret import Secret
@@ -49,7 +48,4 @@ async def _ask(
     question = encode(Question(MAJOR, body, proof))
     absent = f"no planner runs in namespace {nats.namespace!r}; `baton up --planner` starts one"
     subject = planner_subject(nats.namespace)
-    answer = (await answer_of("planner", nats, subject, question, decode_answer, timeout_s, absent)).body
-    if isinstance(answer, Refusal):
-        raise InvalidRequestError(answer.field, answer.problem)
-    return answer
+    return await answer_of("planner", nats, subject, question, decode_answer, timeout_s, absent)

@@ -1,12 +1,11 @@
 """Questions and orders to the supervisor of a running service, over NATS."""
 
-from baton_proto.proof import prove
+from baton_proto.orders import prove
 from baton_proto.rollout import (
     MAJOR,
     Back,
     Planned,
     Question,
-    Refusal,
     Rollout,
     ServiceView,
     ShowService,
@@ -14,7 +13,7 @@ from baton_proto.rollout import (
     encode,
 )
 from runtime.calls.over_nats import answer_of
-from runtime.errors import InvalidRequestError, ProtocolError
+from runtime.errors import ProtocolError
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import supervisor_subject
 from runtime.security.secret import Secret
@@ -47,7 +46,4 @@ async def _ask(
     question = encode(Question(MAJOR, body, proof))
     absent = f"no service that `baton up` has started runs in namespace {nats.namespace!r}, or it is not up yet"
     subject = supervisor_subject(nats.namespace)
-    answer = (await answer_of("supervisor", nats, subject, question, decode_answer, timeout_s, absent)).body
-    if isinstance(answer, Refusal):
-        raise InvalidRequestError(answer.field, answer.problem)
-    return answer
+    return await answer_of("supervisor", nats, subject, question, decode_answer, timeout_s, absent)

@@ -15,8 +15,16 @@ from runtime.errors import ConfigError
 from runtime.own_files import ROOT
 
 PACKAGES: Final = (
-    *("baton", "baton_proto", "decode_worker", "engine", "kvtransfer", "planner", "prefill_worker", "router"),
-    *("runtime", "worker"),
+    "baton",
+    "baton_proto",
+    "decode_worker",
+    "engine",
+    "kvtransfer",
+    "planner",
+    "prefill_worker",
+    "router",
+    "runtime",
+    "worker",
 )  # that processes of a service import
 SHOWN: Final = 8  # digits of the sources' hash
 

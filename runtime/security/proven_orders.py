@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from baton_proto.proof import prove
+from baton_proto.orders import prove
 from runtime.errors import InvalidRequestError
 from runtime.security.callers import key_name
 from runtime.security.keys import OPERATOR_REMEDY

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from baton.service.local.nats_server import NatsServer
+from baton_proto.orders import prove
 from baton_proto.planner import Holds, Observation
 from baton_proto.planner_control import MAJOR, Order, Question, Release, Scale, encode
-from baton_proto.proof import prove
 from planner.acting.hand import Hand
 from planner.acting.memory_store import MemoryStore
 from planner.control import Control

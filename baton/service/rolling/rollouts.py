@@ -21,6 +21,7 @@ from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
 from baton.service.wanted.configuration import laid_over, refuse_other_tokens, wanted, weights_state
 from baton_proto.decoding import MAX_TEXT
+from baton_proto.orders import Refusal
 from baton_proto.rollout import (
     MAJOR,
     Answer,
@@ -28,7 +29,6 @@ from baton_proto.rollout import (
     News,
     Planned,
     Question,
-    Refusal,
     Rollout,
     ServiceView,
     ShowService,
