@@ -16,10 +16,10 @@ from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES, SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
+from worker.changes.sleep import Sleeper
+from worker.changes.weights_update import WeightsUpdater
 from worker.runtime import WorkerRuntime
-from worker.sleep import Sleeper
 from worker.snapshot import chunks, take_snapshot
-from worker.weights_update import WeightsUpdater
 
 T = TypeVar("T")
 

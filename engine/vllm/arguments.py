@@ -9,7 +9,7 @@ from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
 from runtime.errors import ConfigError, nearest
 
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
-CPU_EXTENSION = "engine.vllm.cpu_extension.CpuExtension"
+CPU_EXTENSION = "engine.vllm.rewinding.cpu_extension.CpuExtension"
 
 OWNED = {
     "model": "model",

@@ -12,9 +12,9 @@ from baton_proto.worker import QUESTIONS, Question
 from runtime.calls.worker import WorkerClient
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
 from runtime.security.keys import NO_KEYS
+from worker.changes.sleep import Sleeper
 from worker.rpc_server import WorkerService
 from worker.runtime import WorkerRuntime
-from worker.sleep import Sleeper
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)

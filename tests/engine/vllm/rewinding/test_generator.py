@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.vllm.rewinding import RewindingGenerator, marking
+from engine.vllm.rewinding.generator import RewindingGenerator, marking
 
 SEED = 7
 

@@ -3,7 +3,7 @@
 import torch
 from vllm.v1.sample.sampler import Sampler
 
-from engine.vllm.rewinding import RewindingGenerator, marking
+from engine.vllm.rewinding.generator import RewindingGenerator, marking
 
 
 class CpuExtension:

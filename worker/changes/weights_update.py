@@ -17,8 +17,8 @@ from engine.interface import Engine
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig
 from runtime.errors import ModelError, UnavailableError
+from worker.changes.sleep import Sleeper
 from worker.runtime import WorkerRuntime
-from worker.sleep import Sleeper
 
 if TYPE_CHECKING:  # the mock engine needs no torch
     from engine.model.checkpoint import Checkpoint

@@ -1,0 +1,1 @@
+"""What operators change of a worker that runs."""
