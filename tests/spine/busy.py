@@ -18,9 +18,11 @@ async def killed_while_busy(
     callers: int,
     kill: Callable[[str], object] | None = None,
     begun: asyncio.Event | None = None,
+    prompt_tokens: int = 0,
 ) -> tuple[str, dict[int, T]]:
     """Callers ask on and on, with numbers from 0, while the first of the workers that is seen with a sequence in its
-    batch is killed, after `begun`. Returns its id, and the answers by number."""
+    batch is killed, after `begun`. With `prompt_tokens` so many are not computed yet: a prompt ends later than the
+    signal arrives. Returns its id, and the answers by number."""
     lost, numbers, answers = "", count(), dict[int, T]()
 
     async def ask_on() -> None:
@@ -33,7 +35,7 @@ async def killed_while_busy(
             group.create_task(ask_on())
         if begun is not None:
             await begun.wait()
-        found = await first_running(service, worker_ids)
+        found = await first_running(service, worker_ids, prompt_tokens=prompt_tokens)
         (kill or service.kill)(found)
         lost = found
     return lost, answers

@@ -27,7 +27,11 @@ async def killed_in_mid_prompt(service: Service, oracle: Oracle, callers: int, f
         return random_prompt(3000, seed=first_seed + number)
 
     lost, answers = await killed_while_busy(
-        service, service.workers("prefill"), lambda number: ask(service.client, prompt(number), 12), callers
+        service,
+        service.workers("prefill"),
+        lambda number: ask(service.client, prompt(number), 12),
+        callers,
+        prompt_tokens=2000,
     )
     for number, answer in answers.items():
         assert answer.token_ids == oracle.greedy(prompt(number), 12, guess=answer.token_ids)

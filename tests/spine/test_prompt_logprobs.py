@@ -240,7 +240,7 @@ async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_score(model: Path,
         async def answer_of(number: int) -> Answer:
             return await ask(service.client, random_prompt(2000, seed=900 + number), 6, prompt_logprobs=1)
 
-        _, answers = await killed_while_busy(service, ["prefill-1"], answer_of, callers=2)
+        _, answers = await killed_while_busy(service, ["prefill-1"], answer_of, callers=2, prompt_tokens=1400)
         assert any(answer.served_by[0].attempts > 1 for answer in answers.values())
         for number, answer in answers.items():
             assert_exact(answer, random_prompt(2000, seed=900 + number), oracle)

@@ -93,7 +93,9 @@ async def test_a_killed_prefill_rank_ends_its_worker_and_costs_no_answer(oracles
     """In mid-transfer: a prompt of 1,500 tokens takes a hundred steps, and each ships a block."""
     folder, oracle = oracles(8)
     async with running_service(folder, 1, 1, settings(2, 2, step_tokens=16)) as service:
-        answers = await while_a_rank_dies(service, oracle, ["prefill-1"], 1500, MAX_TOKENS, callers=2)
+        answers = await while_a_rank_dies(
+            service, oracle, ["prefill-1"], 1500, MAX_TOKENS, callers=2, prompt_ahead=1000
+        )
         replayed = [answer.served_by[0] for answer in answers if answer.served_by[0].attempts > 1]
         assert {served.prefill_worker for served in replayed} == {""}, "the decode worker ran them all"
         await until_idle(service)
@@ -109,7 +111,13 @@ async def test_a_killed_decode_rank_ends_its_worker_and_the_requests_go_on_elsew
 
 
 async def while_a_rank_dies(
-    service: Service, oracle: Oracle, worker_ids: list[str], prompt_tokens: int, max_tokens: int, callers: int
+    service: Service,
+    oracle: Oracle,
+    worker_ids: list[str],
+    prompt_tokens: int,
+    max_tokens: int,
+    callers: int,
+    prompt_ahead: int = 0,
 ) -> list[Answer]:
     """Right answers, of prompts that were on their way when the second rank of a busy worker was killed."""
     pids = {worker_id: ranks_of(service, worker_id)[0].pid for worker_id in worker_ids}
@@ -118,7 +126,12 @@ async def while_a_rank_dies(
         return await ask(service.client, random_prompt(prompt_tokens, seed=number), max_tokens)
 
     lost, answers = await killed_while_busy(
-        service, worker_ids, answer_of, callers, lambda doomed: os.kill(pids[doomed], signal.SIGKILL)
+        service,
+        worker_ids,
+        answer_of,
+        callers,
+        lambda doomed: os.kill(pids[doomed], signal.SIGKILL),
+        prompt_tokens=prompt_ahead,
     )
     exit_ = await asyncio.wait_for(service.supervisor.children[lost].wait(), 30)
     assert exit_.returncode == 1

@@ -116,6 +116,7 @@ async def test_a_replayed_request_shows_both_attempts(traced: tuple[Service, Col
         service.workers("prefill"),
         lambda number: complete(service, f"{first_id + number:032x}", 4000 - number),
         callers=2,
+        prompt_tokens=2500,
     )
     traces = [await asyncio.to_thread(collector.trace, f"{first_id + number:032x}") for number in asked]
     spans = next(trace for trace in traces if len(named(trace, "attempt")) > 1)

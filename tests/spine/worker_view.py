@@ -33,14 +33,16 @@ async def until_running(service: Service, worker_id: str, timeout_s: float = 45)
     await first_running(service, [worker_id], timeout_s)
 
 
-async def first_running(service: Service, worker_ids: Sequence[str], timeout_s: float = 45) -> str:
-    """The first of these workers that is seen with a sequence in its batch."""
+async def first_running(
+    service: Service, worker_ids: Sequence[str], timeout_s: float = 45, prompt_tokens: int = 0
+) -> str:
+    """The first of these workers that is seen with a sequence in its batch, and this many prompt tokens ahead."""
     async with asyncio.timeout(timeout_s), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(worker_client(service, worker_id)) for worker_id in worker_ids]
         while True:
             reports = await asyncio.gather(*(client.inspect() for client in clients))
             for worker_id, report in zip(worker_ids, reports, strict=True):
-                if report.load.running:
+                if report.load.running and report.load.queued_prefill_tokens >= prompt_tokens:
                     return worker_id
             await asyncio.sleep(POLL_S)
 
