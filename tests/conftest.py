@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from structlog._config import BoundLoggerLazyProxy
 
 from baton.service.local.nats_server import NatsServer
 from runtime.nats.client import NatsClient, connect
@@ -88,7 +90,11 @@ def restored_logging() -> Iterator[None]:
     handlers, level = root.handlers, root.level
     yield
     root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        for log in [getattr(module, "__dict__", {}).get("log") for module in list(sys.modules.values())]:
+            if isinstance(log, BoundLoggerLazyProxy):
+                vars(log).pop("bind", None)  # what it has kept of the configuration at its first line
 
 
 @pytest.fixture(scope="session")
