@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
@@ -188,15 +189,11 @@ def _joined(deltas: list[Delta]) -> Delta:
     first, last = deltas[0], deltas[-1]
     if first is last:
         return first
-    return Delta(
-        first.request_id,
-        [token_id for delta in deltas for token_id in delta.token_ids],
-        [logprobs for delta in deltas for logprobs in delta.logprobs],
-        first.cached_tokens,
-        first.handoff,
-        last.finish,
-        last.stop_token,
-        last.failure,
-        first.timeline,
-        first.prompt_logprobs,
+    return replace(
+        first,
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        logprobs=[logprobs for delta in deltas for logprobs in delta.logprobs],
+        finish=last.finish,
+        stop_token=last.stop_token,
+        failure=last.failure,
     )

@@ -238,13 +238,13 @@ async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them
     router, _ = await steps.memory.commands.get()
     handoff = Handoff("prefill-0", 3, 4096, "shm", 16)
     one, two, three = (TokenLogprobs(-float(token), [(token, -1.0)]) for token in (1, 2, 3))
-    router.send(Delta("r1", [1], [one], cached_tokens=16, handoff=handoff))
+    router.send(Delta("r1", [1], [one], cached_tokens=16, handoff=handoff, weights=5))
     router.send(Delta("r2", [7]))
     router.send(Delta("r1", [2], [two]))
     router.send(Delta("r2", failure=Failure("internal", "broken", False)))
     router.send(Delta("r1", [3], [three], finish="stop", stop_token=3))
     assert (await call.read()).deltas == [
-        Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3),
+        Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3, weights=5),
         Delta("r2", [7], failure=Failure("internal", "broken", False)),
     ]
 
