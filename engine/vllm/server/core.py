@@ -78,8 +78,9 @@ class ServerCore:
         try:
             if completion.streams:
                 async for data in self._server.stream(PATH, completion.body, self._headers):
+                # To its end, which comes with END: a connection that is left before cannot take another request.
                     if data == END:
-                        break
+                        continue
                     last = item_of(completion.request_id, data)
                     if last.finish_reason is None or last.finish_reason in FINISHES:
                         self._tell(last)

@@ -40,6 +40,7 @@ class Imitation:
         self.chat: list[int] | None = None  # the tokens of any chat; None: it has no template
         self.question: dict[str, Any] = {}  # the last one
         self.rank = ""  # that it was for
+        self.clients: list[Any] = []  # addresses from which completions came
         self.api_key = ""  # that it asks for
         self.is_healthy = True
         self.hangs = False
@@ -96,6 +97,8 @@ class Imitation:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self.question, self.rank = await request.json(), request.headers.get(HEADER, "")
+        assert request.transport is not None
+        self.clients.append(request.transport.get_extra_info("peername"))
         if self.refuses is not None:
             status, reason = self.refuses
             return web.json_response({"error": {"message": reason}}, status=status)

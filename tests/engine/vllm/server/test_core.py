@@ -66,6 +66,25 @@ async def test_tokens_come_as_the_server_sends_them_wherever_its_parts_are_cut()
     assert items[-1].finish_reason == "length"
 
 
+async def test_a_connection_takes_another_request_when_an_answer_is_over() -> None:
+    """Also when its body ends later than its events."""
+    may_end = asyncio.Event()
+
+    async def say(answer: web.StreamResponse) -> None:
+        await answer.write(LAST)
+        await may_end.wait()
+
+    async with asked(say) as (imitation, core), asyncio.timeout(10):
+        await until_finished(core)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await imitation.gone.wait()
+        may_end.set()
+        while len(imitation.clients) == len(set(imitation.clients)):
+            await core.add_request_async(Completion(f"r{len(imitation.clients)}", b"{}"))
+            await until_finished(core)
+
+
 @pytest.mark.parametrize(
     ("say", "reason"),
     [
