@@ -62,7 +62,7 @@ def compiled(signature: str) -> Callable[[F], F]:
 
 
 def inlined(function: F) -> F:
-    """A part of compiled functions, compiled with each of them."""
+    """A part of compiled functions, compiled into each of them."""
     _parts.append(function)
     return function
 
@@ -73,7 +73,7 @@ def _made(function: Callable[..., Any], signature: str) -> Any:
     from numba.extending import register_jitable
 
     while _parts:
-        register_jitable(_parts.pop())
+        register_jitable(forceinline=True)(_parts.pop())
     try:
         return numba.njit(signature, cache=_may_keep(function))(function)
     except (RuntimeError, OSError, EOFError):  # no folder that can be written, no space, a broken copy

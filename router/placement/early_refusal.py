@@ -29,12 +29,16 @@ def check_in_time(weighing: Weighing, before: Work, due_ms: float) -> None:
     before: of prompts that wait at the router and get workers before this one. due_ms: from now on.
     """
     weighed, chosen = weighing.best
-    runs = weighing.prefill if len(weighing.prefill) else weighing.decode
-    expected = weighed.ttft_ms(chosen) if chosen >= 0 else runs.soonest_ms()
+    expected = weighed.ttft_ms(chosen) if chosen >= 0 else weighing.runners.soonest_ms()
     if before.tokens:
-        expected += runs.share_ms(before)
-    # Where a worker is idle, to come again would not help, and only answers teach how fast the workers are.
-    runs_it = chosen >= 0 and weighed.reason(chosen) >= RUNS_PROMPT
-    is_idle = runs.has_idle() or (runs_it and weighed.has_idle())
-    if due_ms < expected < math.inf and (before.tokens or not is_idle):
+        expected += weighing.runners.share_ms(before)
+    if due_ms < expected < math.inf and (before.tokens or not _is_idle(weighing)):
         raise TooLate(weighing, expected)
+
+
+def _is_idle(weighing: Weighing) -> bool:
+    """Whether a worker that runs prompts has none queued. To come again would not help then, and only answers teach how
+    fast the workers are."""
+    weighed, chosen = weighing.best
+    runs_it = chosen >= 0 and weighed.reason(chosen) >= RUNS_PROMPT
+    return weighing.runners.has_idle() or (runs_it and weighed.has_idle())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from router.placement.candidates import Request
+from router.placement.cost import KEPT, TOTAL
 from router.placement.placement import Weighing
 from router.workers.pool import Generation
 
@@ -30,8 +31,7 @@ def best_generation(weighings: Iterable[Weighing], due_ms: float) -> Weighing:
 def _rank(weighing: Weighing, due_ms: float) -> tuple[float, float]:
     """How late, and what it costs. The first is infinite where the request would have to wait, and then the second says
     until when at least."""
-    placement = weighing.placement()
-    if placement is None:
-        return math.inf, (weighing.prefill if len(weighing.prefill) else weighing.decode).soonest_ms()
-    total = next(cost.total for cost in weighing.costs() if cost.worker == placement.decode)
-    return (placement.ttft_ms if placement.ttft_ms > due_ms else 0.0), total
+    weighed, chosen = weighing.best
+    if chosen < 0:
+        return math.inf, weighing.runners.soonest_ms()
+    return weighed.rank(chosen, due_ms, KEPT if weighing.keeps else TOTAL)

@@ -59,6 +59,11 @@ class Weighing(NamedTuple):
         """The candidates that the worker which decodes is one of, and its index; -1: the request waits."""
         return (self.prefill, self.prefill.keeper) if self.keeps else (self.decode, self.decode.chosen)
 
+    @property
+    def runners(self) -> Weighed:
+        """The candidates that run prompts; beside prefill workers decode workers do so only at times."""
+        return self.prefill if len(self.prefill) else self.decode
+
     def placement(self) -> Placement | None:
         """The workers; None: the request waits, because nobody has room for the answer or nobody can ship the prompt to
         who has."""

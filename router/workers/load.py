@@ -186,7 +186,7 @@ class LoadLedger:
         """The loads of the workers, [n, NUM_COLUMNS]."""
         self.expire()
         self._write_down()
-        rows: NDArray[np.int64] = self._columns[self._roster.numbers(workers)]
+        rows: NDArray[np.int64] = self._columns.take(self._roster.numbers(workers), axis=0)
         return rows
 
     def columns_before(self, workers: tuple[WorkerKey, ...], num_tokens: int) -> NDArray[np.int64]:
@@ -210,13 +210,13 @@ class LoadLedger:
 
     def times(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
         """How long the workers' steps take in ms, [n, 6] in the order of StepTimes' fields."""
-        rows: NDArray[np.float64] = self._times[self._roster.numbers(workers)]
+        rows: NDArray[np.float64] = self._times.take(self._roster.numbers(workers), axis=0)
         return rows
 
     def restoring(self, workers: tuple[WorkerKey, ...]) -> NDArray[np.float64]:
         """What a token's KV takes from host memory and from disk by what the workers measured, [n, 2] in ms; 0: they do
         not know."""
-        rows: NDArray[np.float64] = self._restoring[self._roster.numbers(workers)]
+        rows: NDArray[np.float64] = self._restoring.take(self._roster.numbers(workers), axis=0)
         return rows
 
     def learn_restoring(self, worker: WorkerKey, host_token_ms: float, disk_token_ms: float) -> None:
