@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import USUAL, StepTimes, token_pairs
-from runtime.step_rule import prompt_ms, rank, step_ms, tokens_within
+from runtime.step_rule import prompt_ms, rank, tokens_within
 
 MUCH_SHORTER: Final = 2
 LEAST_LED: Final = 128  # tokens that a prompt waits for; fewer take no longer than a step takes anyway
@@ -60,9 +60,9 @@ class StepBudget:
     def prompt_ms(self, num_readers: int, context_tokens: int, queue_ms: float) -> float:
         """What prompts may take of the next step beside the readers. queue_ms: work of all prompts."""
         times = self.times
-        readers_ms = max(1e-9, times.beside_ms(num_readers, context_tokens)) if num_readers else 0.0
-        target_ms = step_ms(self.targets.itl_ms, self.targets.ttft_ms, queue_ms if num_readers else 0.0)
-        return prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, target_ms)
+        readers_ms = times.beside_ms(num_readers, context_tokens)
+        floors = times.prefill_floor_ms, times.decode_floor_ms
+        return prompt_ms(*floors, readers_ms, num_readers, queue_ms, self.targets.itl_ms, self.targets.ttft_ms)
 
     def tokens(self, budget_ms: float, prompt: Prompt) -> int:
         """How many of the prompt's tokens take at most `budget_ms`."""

@@ -24,7 +24,7 @@ from router.workers.account import (
 )
 from runtime.compiled import compiled, inlined
 from runtime.config.step_times import decode_time, prefill_time
-from runtime.step_rule import prompt_ms, step_ms
+from runtime.step_rule import prompt_ms
 
 
 class Term(NamedTuple):
@@ -90,7 +90,7 @@ Knobs = tuple[float, ...]  # values of PlacementConfig, see `choose`
 FLOOR, TOKEN, PAIR, DECODE_FLOOR, SEQUENCE, CONTEXT = range(6)  # columns of step times: the fields of StepTimes
 
 _prefill_time, _decode_time = inlined(prefill_time), inlined(decode_time)
-_prompt_ms, _step_ms = inlined(prompt_ms), inlined(step_ms)
+_prompt_ms = inlined(prompt_ms)
 
 
 @inlined
@@ -194,12 +194,18 @@ def _where(
 
 @inlined
 def _beside_ms(
-    times: NDArray[np.float64], i: int, prompts_ms: float, readers_ms: float, ttft_ms: float, itl_ms: float
+    times: NDArray[np.float64],
+    i: int,
+    prompts_ms: float,
+    readers_ms: float,
+    num_readers: int,
+    ttft_ms: float,
+    itl_ms: float,
 ) -> float:
     """What running answers take until prompts of so many ms are computed: steps before the first of them, and their
     part of each that the prompts share. In the mean half of them are left meanwhile."""
-    target_ms = _step_ms(itl_ms, ttft_ms, prompts_ms / 2)
-    share_ms = _prompt_ms(times[i, FLOOR], times[i, DECODE_FLOOR], readers_ms, target_ms)
+    left_ms, floor_ms, decode_floor_ms = prompts_ms / 2, times[i, FLOOR], times[i, DECODE_FLOOR]
+    share_ms = _prompt_ms(floor_ms, decode_floor_ms, readers_ms, num_readers, left_ms, itl_ms, ttft_ms)
     beside_ms: float = STEPS_TO_FIRST * (times[i, DECODE_FLOOR] + readers_ms) + prompts_ms / share_ms * readers_ms
     return beside_ms
 
@@ -304,7 +310,7 @@ def _price(
     for term in range(NUM_TERMS):
         total += costs[i, term]
     prompts_ms = wait_ms + own_ms if runs else 0.0
-    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, ttft_ms, itl_ms) if requests else 0.0
+    beside_ms = _beside_ms(times, i, prompts_ms, readers_ms, requests, ttft_ms, itl_ms) if requests else 0.0
     costs[i, TOTAL] = total
     costs[i, KEPT] = total + _keeping_ms(times, i, requests, uncached, limits, keep_steps)
     costs[i, TTFT] = total - costs[i, OTHERS] - costs[i, DECODE] + beside_ms

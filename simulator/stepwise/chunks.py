@@ -6,14 +6,14 @@ in that order; a prompt moves forward in it when a part of it is computed. The r
 
 from typing import Any
 
-from runtime.step_rule import in_tiles, prompt_ms, rank, step_ms, tokens_within
+from runtime.step_rule import in_tiles, prompt_ms, rank, tokens_within
 from simulator.compiled import decode_seconds, pairs_of, part
 from simulator.stepwise.state import COME, NOBODY, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
 RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16
 
-_rank, _step_s, _prompt_s = part(rank), part(step_ms), part(prompt_ms)
+_rank, _prompt_s = part(rank), part(prompt_ms)
 _tokens_within, _in_tiles = part(tokens_within), part(in_tiles)
 
 
@@ -106,11 +106,11 @@ def _budget_s(w: int, fleet: Fleet, state: State) -> Any:
     worker, readers_s, queue_s = state.workers[w], 0.0, 0.0
     times, request = fleet.times[worker.kind], state.workers[w].first[PROMPTS]
     if worker.batch:
-        readers_s = max(1e-12, decode_seconds(0.0, times[4], times[5], worker.batch, worker.context))
+        readers_s = decode_seconds(0.0, times[4], times[5], worker.batch, worker.context)
         while request != NOBODY:
             queue_s += _work_s(request, times, state)
             request = state.requests[request].follower
-    return _prompt_s(times[0], times[3], readers_s, _step_s(fleet.itl_s, fleet.ttft_s, queue_s))
+    return _prompt_s(times[0], times[3], readers_s, worker.batch, queue_s, fleet.itl_s, fleet.ttft_s)
 
 
 @part

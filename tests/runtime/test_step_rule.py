@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import example, given, strategies as st
 
 from runtime.config.step_times import token_pairs
-from runtime.step_rule import AGING, LONGEST, TILE, in_tiles, prompt_ms, rank, step_ms, tokens_within
+from runtime.step_rule import AGING, FEW, LATE, LONGEST, MOST, TILE, in_tiles, prompt_ms, rank, tokens_within
 
 ms = st.floats(0.0, 1e4)
 
@@ -22,18 +22,29 @@ def test_as_many_tokens_are_taken_as_fit_and_not_one_more(
     assert abs(found - most) <= (abs(taken_ms(max(found, most)) - budget_ms) < 1e-6), "but for rounding"
 
 
-@given(ms, ms, ms, st.floats(1.0, 1e3))
-def test_a_step_keeps_its_readers_target_or_gives_prompts_half(
-    floor_ms: float, decode_floor_ms: float, readers_ms: float, target_ms: float
+targets = st.floats(1.0, 1e3), st.floats(1.0, 1e4)
+
+
+@given(ms, ms, ms, st.integers(0, 100), ms, *targets)
+def test_a_step_keeps_its_readers_target_while_they_are_not_few_and_first_tokens_are_in_time(
+    floor_ms: float,
+    decode_floor_ms: float,
+    readers_ms: float,
+    readers: int,
+    queue_ms: float,
+    itl_ms: float,
+    ttft_ms: float,
 ) -> None:
-    prompts_ms = prompt_ms(floor_ms, decode_floor_ms, readers_ms, target_ms)
+    prompts_ms = prompt_ms(floor_ms, decode_floor_ms, readers_ms, readers, queue_ms, itl_ms, ttft_ms)
     assert prompts_ms >= floor_ms, "what the weights' reading hides costs nobody anything"
-    if readers_ms == 0.0:
-        assert prompts_ms >= 2 * target_ms
+    if readers == 0:
+        assert prompts_ms >= 2 * itl_ms
         return
-    step_ms = prompts_ms + readers_ms
-    assert step_ms <= max(target_ms, 2 * (decode_floor_ms + readers_ms), floor_ms + readers_ms) + 1e-6
-    assert step_ms >= target_ms - 1e-6
+    step_ms, half_ms = prompts_ms + readers_ms, max(floor_ms + readers_ms, 2 * (decode_floor_ms + readers_ms))
+    assert step_ms >= max(itl_ms, half_ms) - 1e-6, "prompts get half of a step when answers alone miss the target"
+    if readers >= FEW and queue_ms <= LATE * ttft_ms:
+        assert step_ms <= max(itl_ms, half_ms) + 1e-6
+    assert step_ms <= max(LONGEST * itl_ms, floor_ms + readers_ms, MOST * (decode_floor_ms + readers_ms)) + 1e-6
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3000.0), st.floats(1.0, 300.0)), min_size=1, max_size=12))
@@ -73,11 +84,11 @@ def test_a_chunk_that_ends_in_mid_prompt_fills_tiles_where_a_step_has_many(befor
         assert (before + taken) % TILE == 0 or taken < TILE, "less than a tile's rest stays as it is"
 
 
-@given(st.floats(1.0, 1e3), st.floats(1.0, 1e4), ms, ms)
-def test_steps_get_longer_with_a_queue_that_endangers_its_own_target(
-    target_ms: float, first_ms: float, queue_ms: float, more_ms: float
+@given(ms, st.integers(1, 100), st.integers(0, 100), ms, ms, *targets)
+def test_steps_get_longer_with_more_prompts_that_wait_and_with_fewer_readers(
+    readers_ms: float, readers: int, more: int, queue_ms: float, more_ms: float, itl_ms: float, ttft_ms: float
 ) -> None:
-    found = step_ms(target_ms, first_ms, queue_ms)
-    assert target_ms <= found <= LONGEST * target_ms
-    assert found <= step_ms(target_ms, first_ms, queue_ms + more_ms)
-    assert (found == target_ms) == (queue_ms <= first_ms)
+    def found_ms(num_readers: int, waiting_ms: float) -> float:
+        return prompt_ms(1.0, 1.0, readers_ms, num_readers, waiting_ms, itl_ms, ttft_ms)
+
+    assert found_ms(readers + more, queue_ms) <= found_ms(readers, queue_ms) <= found_ms(readers, queue_ms + more_ms)

@@ -52,7 +52,7 @@ def sentences(
         said.append(f"No layout carries {wanted} within the targets: take more GPUs, or wider targets.")
     said.append(
         f"Its steps beside answers last up to {rounded(comparison.targets.itl_ms)} ms (planner.targets.itl_ms), longer "
-        "where the prompts that wait take more than planner.targets.ttft_ms."
+        "beside few readers, or where prompts are late for planner.targets.ttft_ms."
     )
     said += [f"Expected at {rounded(rate)} requests/s: {'; '.join(_expected(best))}."]
     if len(equal) > 1:

@@ -129,10 +129,11 @@ def test_a_prompt_with_an_earlier_due_time_counts_as_if_it_had_come_earlier() ->
 def test_a_step_beside_answers_lasts_as_long_as_their_target() -> None:
     scheduler = make_scheduler(1024, max_batch_tokens=500)
     scheduler.budget.times = SLOW
-    scheduler.add(distinct("answer", 4))
+    for answer in "abcd":
+        scheduler.add(distinct(answer, 4))
     step(scheduler)
     scheduler.add(distinct("long", 400))
-    assert step(scheduler).prefill[0].num_tokens == 50 - 1, "a ms each, beside one of the answer"
+    assert step(scheduler).prefill[0].num_tokens == 50 - 4, "a ms each, beside one of each answer"
 
 
 def test_prompts_alone_take_long_steps() -> None:

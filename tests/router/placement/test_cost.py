@@ -16,7 +16,7 @@ from router.placement.cost import SHIPPED, SHORT, TERMS, Term
 from router.placement.weights import Weights
 from router.views.explain import KNOBS, _candidate, term_rules
 from runtime.config.step_times import StepTimes
-from runtime.step_rule import prompt_ms, step_ms
+from runtime.step_rule import prompt_ms
 
 CONFIG = Weights()
 REQUEST = Request(1000, 16)
@@ -104,8 +104,10 @@ def test_a_first_token_is_expected_when_steps_that_readers_can_bear_have_compute
     left_ms = times.prefill_ms(num_tokens, num_tokens**2 / 2)
     left_ms += times.prefill_ms(queued, queued**2 // 2) if queued else 0.0
     readers_ms = times.beside_ms(requests, context)
-    target_ms = step_ms(itl_ms, config.ttft_ms, left_ms / 2)  # in the mean half of the prompts are left
-    prompts_ms = prompt_ms(times.prefill_floor_ms, times.decode_floor_ms, readers_ms, target_ms)
+    floors = times.prefill_floor_ms, times.decode_floor_ms
+    prompts_ms = prompt_ms(
+        *floors, readers_ms, requests, left_ms / 2, itl_ms, config.ttft_ms
+    )  # in the mean half are left
     now_ms = 1.5 * times.decode_ms(requests, context)
     while left_ms > 0.0:
         now_ms += min(left_ms, prompts_ms) + readers_ms
