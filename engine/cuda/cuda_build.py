@@ -78,7 +78,7 @@ def build_cuda_runner(
         block_size=block_size,
         programs_at_once=programs_at_once,
         query_tile=query_tile(slab.dtype),
-        with_page_table=attention.with_page_table,
+        table_from=attention.table_from,
         device=device,
     )
     masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts

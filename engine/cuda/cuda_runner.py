@@ -283,7 +283,7 @@ class CudaRunner:
         graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
         attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, moves)
         if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
-            mixed, whole = graphs.mixed(num_tokens), self._attention.is_repeatable
+            mixed, whole = graphs.mixed(num_tokens), self._attention.is_repeatable(inputs.shape)
             hidden = graphs.forward(inputs.token_ids, RepeatedAttention(attend, mixed, self._addresses, whole=whole))
         else:
             hidden = self._model.forward(inputs.token_ids, attend)

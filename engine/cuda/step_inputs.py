@@ -9,6 +9,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Mapping, Sequence as Run
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import StepShape
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import PENDING, Sequence
+from runtime.config.step_times import token_pairs
 
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
@@ -76,16 +78,17 @@ class StepBuffer:
         block_size: int,
         programs_at_once: int,
         query_tile: int,
-        with_page_table: bool,
+        table_from: float,
         device: torch.device,
     ) -> None:
-        """table_words: room for the block tables of one step, of all sequences together."""
+        """table_words: room for the block tables of one step, of all sequences together. table_from: as in
+        `TritonAttention`."""
         self._max_tokens = max_tokens
         self._block_size = block_size
         self._programs_at_once = programs_at_once
         self._query_tile = query_tile
-        self._with_page_table = with_page_table
-        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (2 if with_page_table else 1)
+        self._table_from = table_from
+        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (1 if table_from == inf else 2)
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
@@ -95,7 +98,8 @@ class StepBuffer:
         """The batch's shape, without padding but for samples."""
         lengths = np.array([item.num_tokens for item in batch.prefill], dtype=np.int64)
         rows, chunks = len(batch.decode), len(batch.prefill)
-        pages = max((self._num_blocks(item) for item in batch.prefill), default=0) if self._with_page_table else 0
+        pairs = sum(token_pairs(item.start, item.num_tokens) for item in batch.prefill)
+        pages = max(self._num_blocks(item) for item in batch.prefill) if pairs >= self._table_from else 0
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
@@ -210,7 +214,7 @@ class StepBuffer:
             put("length", lengths)
             put("end", starts[:num_chunks] + lengths)
             put("prefill_table", first_blocks[:num_chunks])
-            if self._with_page_table:
+            if shape.pages:
                 pages = np.zeros((num_chunks, shape.pages), dtype=np.int32)
                 for row, item, first in zip(pages, batch.prefill, table_starts, strict=False):
                     used = self._num_blocks(item)

@@ -1,5 +1,7 @@
 """Attention with Baton's own Triton kernels: on CUDA, and in tests on a CPU through Triton's interpreter."""
 
+from math import inf
+
 from torch import Tensor
 
 from engine.cuda.step_inputs import StepInputs
@@ -7,19 +9,23 @@ from engine.kernels.decode_attention import FEW_ROWS, DecodeScratch, decode_atte
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.model.attention import HeadNorms
+from engine.runners.step_shape import StepShape
 
 
 class TritonAttention:
     """Implements `engine.model.attention.Attention`."""
 
-    with_page_table = False  # whether prefill reads the chunks' block tables as rows of one matrix
-    is_repeatable = True  # whether QuickLaunch makes all launches, so that NotedLaunches has them
+    table_from = inf  # pairs of a query and a key it sees from which on a step's chunks have one page table
 
     def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
         """`angles`: RotaryEmbedding.table, float32 [positions, head_dim], for every position of a sequence."""
         self.num_positions = len(angles)
         self._angles = angles
         self._scratch = scratch
+
+    def is_repeatable(self, shape: StepShape) -> bool:
+        """Whether QuickLaunch makes all launches of such a step, so that NotedLaunches has them."""
+        return True
 
     def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs) -> Tensor:
         return rotate_store(qkv, layer_cache, self._rotation(norms, metadata))
