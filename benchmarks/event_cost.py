@@ -58,7 +58,7 @@ PROMPT_TOKENS = 64
 MAX_TOKENS = 8000
 BLOCK_TOKENS = 64
 SETTLE_S = 1.0  # between the first tokens and the stretch that counts
-FIRST_TOKENS = 20
+FIRST_TOKENS = 60
 SERVED = "smollm2"
 SERVER = "server"  # the name of the external worker
 HOST = "127.0.0.1"
@@ -145,7 +145,7 @@ def _service_config(step_ms: float, streams: int) -> ServingConfig:
         "mock": {"tokenizer": "smollm2", "answer_tokens": MAX_TOKENS},
         "step_times": {"decode_floor_ms": step_ms, "decode_token_ms": 0.0, **free},
         "workers": {"prefill": 0, "decode": 1},
-        "router": {"http_port": 0, "grpc_port": 0, "request_timeout_s": 600.0},
+        "router": {"http_port": 0, "grpc_port": 0, "request_timeout_s": 600.0, "max_running_per_worker": streams + 1},
         "engine": {"max_batch_tokens": 32768, "max_running": streams, "block_size": BLOCK_TOKENS},
     }
     return with_overrides(ServingConfig(), overrides, "benchmark")
@@ -204,7 +204,7 @@ async def _service(config: ServingConfig) -> AsyncIterator[tuple[Supervisor, int
 
 
 class Door(Struct, frozen=True):
-    """A round through the service, and one of the server alone."""
+    """A round through the service, and one of the server alone. `kept`: the median of the round's blocks."""
 
     kept: float
     kept_alone: float
@@ -219,20 +219,24 @@ async def _through_and_beside(
     doors: list[Door] = []
     async with _service(config) as (service, router, worker), service.client() as client:
         for _ in range(options.rounds):
-            blocks += await _round(service.address("http"), "http", client, router, worker, options, 0.0)
-            kept, first_ms = await _kept_and_first_ms(service.address("http"), options)
-            kept_alone, first_alone_ms = await _kept_and_first_ms(f"{HOST}:{port}", options)
-            doors.append(Door(kept, kept_alone, first_ms, first_alone_ms))
+            address = service.address("http")
+            done = await _round(address, "http", client, router, worker, options, 0.0)
+            first_ms, _ = await _first_ms_and_kept(address, options)
+            first_alone_ms, kept_alone = await _first_ms_and_kept(f"{HOST}:{port}", options)
+            blocks += done
+            doors.append(Door(_median(done).kept, kept_alone, first_ms, first_alone_ms))
     return {"http": blocks}, doors
 
 
-async def _kept_and_first_ms(address: str, options: argparse.Namespace) -> tuple[float, float]:
+async def _first_ms_and_kept(address: str, options: argparse.Namespace) -> tuple[float, float]:
+    """`kept` where each token has an event of its own, as from the server; the router joins those that are late."""
     async with _streams("http", address, options.streams) as (_, num_events):
         await asyncio.sleep(SETTLE_S)
         began_s, before = time.perf_counter(), num_events()
+        first_ms = await _first_token_ms(address)
         await asyncio.sleep(options.seconds)
         tokens_per_s = (num_events() - before) / (time.perf_counter() - began_s)
-        return tokens_per_s * options.step_ms / 1e3 / options.streams, await _first_token_ms(address)
+        return first_ms, tokens_per_s * options.step_ms / 1e3 / options.streams
 
 
 async def _first_token_ms(address: str) -> float:
