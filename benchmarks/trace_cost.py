@@ -42,7 +42,6 @@ from benchmarks.frontend_load import WARM_UP_S, chosen, round_of, run_load, serv
 from benchmarks.machine import describe, process_cpu_us, write_result
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.served_model import served_model
-from runtime.config.overrides import with_overrides
 from runtime.telemetry.logging import configure_logging
 
 EVERY: dict[str, int] = {"off": 0, "off again": 0, "sample 0.1": 10, "sample 1.0": 1}
@@ -91,8 +90,7 @@ def main() -> None:
 async def _measure(case: Case, endpoint: str, seconds: float, rounds: int) -> list[Cost]:
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = endpoint
     os.environ |= {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
-    overrides = {"telemetry": {"traces": {"enabled": True}}}
-    config = with_overrides(service_config("smollm2", case.prefill, case.decode), overrides, "benchmark")
+    config = service_config("smollm2", case.prefill, case.decode)
     configure_logging(config.logging, "benchmark")
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(EXPORT_MS)
     files = served_model(config)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import secrets
 import time
 from contextlib import AsyncExitStack
@@ -35,6 +36,7 @@ from router.requests.rate_limits import RateLimits
 from router.requests.shared_limits import LimitSharing
 from router.siblings import Siblings
 from router.tracing.grpc_calls import TraceCalls
+from router.tracing.sdk import wants_traces
 from router.tracing.traces import Traces, over_http
 from router.ui.feed import Feed
 from router.ui.parts import PageParts
@@ -111,7 +113,7 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
         await scrape_targets.start()
         page = _page(config, files, view, status, questions, nats, siblings) if config.router.ui else None
-        traces = _traces(config, router_id, frontend.model, parts.metrics)
+        traces = _traces(router_id, frontend.model, parts.metrics)
         if traces is not None:
             closing.push_async_callback(traces.close)
         store = await _response_store(config, nats, siblings)
@@ -322,8 +324,8 @@ def _places(config: ServingConfig) -> Places:
     return places
 
 
-def _traces(config: ServingConfig, router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:
-    return Traces(router_id, model, metrics.recent) if config.telemetry.traces.enabled else None
+def _traces(router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:
+    return Traces(router_id, model, metrics.recent) if wants_traces(os.environ) else None
 
 
 def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:

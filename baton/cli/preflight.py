@@ -11,7 +11,6 @@ from engine.tiers.host_kv import check_host_kv
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.api.wishes.sampling_options import chosen_defaults
-from router.tracing.sdk import check_sdk
 from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock
@@ -95,8 +94,6 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
         raise ConfigError("engine.device", "'cuda' asks for an NVIDIA GPU and this machine has none: auto or cpu")
     if engine.attention in ("triton", "flash") and memory == "host" and not is_mock(config):
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
-    if config.telemetry.traces.enabled:
-        check_sdk()
     check_threads(config)
     check_host_kv(engine, memory)
     check_folder(engine)

@@ -1,4 +1,4 @@
-"""The parts of OpenTelemetry's SDK that are used here. They are imported when a router asks for traces."""
+"""The parts of OpenTelemetry's SDK that are used here. They are imported when the environment asks for traces."""
 
 import contextlib
 import os
@@ -8,20 +8,26 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
-from runtime.errors import ConfigError
+import structlog
 
 SDK: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")  # of the extra `otel`
 RATIO: Final = "parentbased_traceidratio"  # the sampler whose work we do
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+log = structlog.get_logger()
 
 
-def check_sdk() -> None:
-    """Raises ConfigError when OpenTelemetry is not installed; imports none of it."""
-    try:
-        missing = not all(map(find_spec, SDK))
-    except ModuleNotFoundError:  # what they are parts of
-        missing = True
-    if missing:
-        raise ConfigError("telemetry.traces", "needs OpenTelemetry: pip install 'baton-serve[otel]'")
+def wants_traces(environ: Mapping[str, str]) -> bool:
+    """Whether the standard variables name a collector for traces, and none of them switches traces off. Warns when they
+    do and OpenTelemetry is not installed; imports none of it."""
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    if is_off or not any(map(environ.get, ENDPOINTS)):
+        return False
+    with contextlib.suppress(ModuleNotFoundError):  # of what they are parts of
+        if all(map(find_spec, SDK)):
+            return True
+    log.warning("no traces are sent: they need OpenTelemetry", way_out="pip install 'baton-serve[otel]'")
+    return False
 
 
 def _share(environ: Mapping[str, str]) -> float | None:
@@ -37,7 +43,6 @@ class Sdk:
     """One router's tracer and exporter."""
 
     def __init__(self, router_id: str) -> None:
-        check_sdk()
         from opentelemetry import trace
         from opentelemetry.context import Context
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -31,6 +31,8 @@ REPLACED = {
     "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "
     "planner.targets.itl_ms allows",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
+    "telemetry": "is gone: the router sends traces where OTEL_EXPORTER_OTLP_ENDPOINT or "
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names a collector",
     "telemetry.traces.endpoint": "is gone: the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names it",
     "telemetry.traces.sample": "is gone: set OTEL_TRACES_SAMPLER=parentbased_traceidratio and OTEL_TRACES_SAMPLER_ARG",
     "mock.speed_up": "is gone: divide the times in the section step_times by it",

@@ -17,7 +17,7 @@ from runtime.config.left import told_of
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
-from runtime.config.surroundings import DiscoveryConfig, LoggingConfig, NatsConfig, SecurityConfig, TelemetryConfig
+from runtime.config.surroundings import DiscoveryConfig, LoggingConfig, NatsConfig, SecurityConfig
 from runtime.config.types import (
     AutoPositive,
     BlockSize,
@@ -308,8 +308,6 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     # Logs go to stderr.
     logging: LoggingConfig = LoggingConfig()
-
-    telemetry: TelemetryConfig = TelemetryConfig()
 
     def __post_init__(self) -> None:
         check_names(self.external_workers)

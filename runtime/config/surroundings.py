@@ -1,4 +1,4 @@
-"""Sections of serving.yaml on what surrounds each process: NATS, discovery, keys, logs and traces."""
+"""Sections of serving.yaml on what surrounds each process: NATS, discovery, keys and logs."""
 
 from typing import Literal
 
@@ -70,18 +70,3 @@ class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: LogLevel = "info"
     # console (key=value, for people) or json (one object per line).
     format: Literal["console", "json"] = "console"
-
-
-class TracesConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """OpenTelemetry. Variables OTEL_* say what is not said here."""
-
-    # false: nothing is imported and nothing sent. true: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names the collector
-    # (http://HOST:4318/v1/traces, http/protobuf), which is on this machine without it.
-    enabled: bool = False
-
-
-class TelemetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # A trace of each request, sent by the router over OTLP: from the call over queue, placement, reservation, prompt
-    # chunks and KV pushes to the last token. A caller's `traceparent` goes on in it. Needs pip install
-    # 'baton-serve[otel]'.
-    traces: TracesConfig = TracesConfig()

@@ -30,9 +30,7 @@ async def traced(tiny_model: Path) -> AsyncIterator[tuple[Service, Collector]]:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # ms until spans are sent, instead of 5 s
         environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
         environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-        async with running_service(
-            tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 16}, telemetry={"traces": {"enabled": True}}
-        ) as service:
+        async with running_service(tiny_model, 2, 1, router=SHIP_ALL, engine={"max_batch_tokens": 16}) as service:
             yield service, collector
 
 

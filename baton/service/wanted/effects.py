@@ -74,7 +74,6 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "planner": IN_PLACE,  # the planner begins anew
     "planner.targets": ROUTERS,  # workers read them again
     "logging.level": IN_PLACE,
-    "telemetry": ROUTERS,
 }
 
 

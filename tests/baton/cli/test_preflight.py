@@ -191,18 +191,6 @@ def test_kv_memory_that_no_gpu_has_is_refused(
         check_gpus(parse_config({"model": str(tiny_model), "engine": {"kv_memory": "900GiB"}}))
 
 
-@pytest.mark.parametrize("module", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"])
-def test_traces_without_what_they_need_are_refused_with_the_way_to_get_it(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-    config = parse_config({"model": str(tiny_model), "telemetry": {"traces": {"enabled": True}}})
-    with pytest.raises(ConfigError, match=r"telemetry\.traces: needs OpenTelemetry: pip install 'baton-serve\[otel\]'"):
-        check_start(config, served_model(config), Machines(0, 2))
-
-
 def test_what_only_a_machine_can_tell_is_not_asked_before_a_cluster_is_there(tiny_model: Path) -> None:
     config = parse_config({"model": str(tiny_model), "engine": {"device": "cuda"}, "transfer": {"transport": "nccl"}})
     check_start(config, served_model(config), None)
