@@ -48,7 +48,7 @@ def fleet_view(config: ServingConfig, files: ModelFiles, router_id: str, nats: N
         relieved=queue.wake,
         has_news=charged.set,
     )
-    directory = Directory(nats, config.discovery.ttl_s)
+    directory = Directory(nats)
     pool = WorkerPool(
         router_id,
         model_name(config, files),

@@ -124,7 +124,7 @@ async def serve_worker(
         await runtime.read_vocabulary()
         runtime.note_weights()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
-        runtime.announcer = Announcer(nats, record, config.discovery.heartbeat_s, config.discovery.ttl_s)
+        runtime.announcer = Announcer(nats, record)
         await runtime.announcer.start()
         closing.push_async_callback(runtime.announcer.withdraw)
         reports = asyncio.create_task(_report_load(runtime, nats))

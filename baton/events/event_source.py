@@ -8,8 +8,7 @@ import os
 
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import KvEvent
-from runtime.config.surroundings import DiscoveryConfig
-from runtime.discovery.directory import Announcer
+from runtime.discovery.directory import TTL_S, Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
@@ -90,7 +89,7 @@ async def discovery_ttl_s(nats: NatsClient) -> float:
     try:
         config = (await nats.jetstream.stream_info(workers_stream(nats.namespace))).config
     except js_errors.NotFoundError:
-        return DiscoveryConfig().ttl_s  # an empty NATS
+        return TTL_S  # an empty NATS
     except NATS_ERRORS as error:
         raise UnavailableError(f"NATS does not answer: {error}") from error
-    return config.max_age or DiscoveryConfig().ttl_s
+    return config.max_age or TTL_S

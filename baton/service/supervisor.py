@@ -330,7 +330,7 @@ class Supervisor:
                 f"nats.url: {error}; start it, or leave nats.url out for a server of our own"
             ) from error
         try:
-            living = await living_names(nats, workers, self.config.discovery.ttl_s)
+            living = await living_names(nats, workers)
             if living := living | await living_routers(nats, routers):
                 whose = f"{', '.join(sorted(living))} of another service live in {self.config.namespace!r} at {url}"
                 raise ConfigError("namespace", f"{whose}; end that service, or give this one --namespace ANOTHER")

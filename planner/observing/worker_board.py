@@ -38,7 +38,7 @@ class WorkerBoard:
         processes: Callable[[], Iterable[WorkerProcess]],
         gpus_per_worker: Mapping[Role, int],
     ) -> None:
-        self._directory = Directory(nats, config.discovery.ttl_s)
+        self._directory = Directory(nats)
         self._loads = LoadBoard(nats)
         self._config = config
         self._processes = processes

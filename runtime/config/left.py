@@ -14,6 +14,7 @@ CONSTANTS = {
         *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s", "temperature"),
     ),
     "workers": ("gather_ms", "gather_events_ms"),
+    "discovery": ("ttl_s", "heartbeat_s"),
     "planner": (
         *("stale_s", "down_cooldown_s", "reversal_s", "reversals_per_hour", "journal_mb"),
         *("delays", "slo", "threshold"),
@@ -25,7 +26,6 @@ REPLACED = {
     "planner.delays.start_deadline_s": "is five times planner.start_s now: set that one",
     "ray.capacity_timeout_s": "is twice planner.start_s now: set that one",
     "planner.slo.profile": IN_STEP_TIMES,
-    "discovery.heartbeat_s": "is a quarter of discovery.ttl_s now: set that one",
     "engine.host_kv_checksum": "is gone: blocks on disk are always checked, and those in host memory never",
     "engine.prepare_sleep": "is gone: a worker takes the host memory at its first sleep, and keeps it for later ones",
     "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "

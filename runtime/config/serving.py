@@ -17,7 +17,7 @@ from runtime.config.left import told_of
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
-from runtime.config.surroundings import DiscoveryConfig, LoggingConfig, NatsConfig, SecurityConfig
+from runtime.config.surroundings import LoggingConfig, NatsConfig, SecurityConfig
 from runtime.config.types import (
     AutoPositive,
     BlockSize,
@@ -296,8 +296,6 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     # How KV blocks travel from prefill to decode workers.
     transfer: TransferConfig = TransferConfig()
-
-    discovery: DiscoveryConfig = DiscoveryConfig()
 
     # Keys stand in files, or in the variables that are named here; docs/operating.md says what each of them protects.
     security: SecurityConfig = SecurityConfig()

@@ -1,10 +1,10 @@
-"""Sections of serving.yaml on what surrounds each process: NATS, discovery, keys and logs."""
+"""Sections of serving.yaml on what surrounds each process: NATS, keys and logs."""
 
 from typing import Literal
 
 from msgspec import Struct
 
-from runtime.config.types import NatsUrl, Seconds, Text
+from runtime.config.types import NatsUrl, Text
 
 
 class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,16 +19,6 @@ class NatsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # How to log in at `url`: a .creds file, or a file with a token. User and password stand in the variables
     # BATON_NATS_USER and BATON_NATS_PASSWORD. The own server asks for a password that comes of the cluster key.
     credentials_file: Text | None = None
-
-
-class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    # A worker that was silent for this many seconds is gone.
-    ttl_s: Seconds = 4.0
-
-    @property
-    def heartbeat_s(self) -> float:
-        """Between two signs of life: three may be lost, or late."""
-        return self.ttl_s / 4
 
 
 class SecurityConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -31,6 +31,8 @@ from runtime.nats.library import StorageType, StreamConfig
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
 
+TTL_S: Final = 4.0  # of a silent worker: three of its heartbeats may be lost, or late
+HEARTBEAT_S: Final = TTL_S / 4
 RETRY_S = 0.25
 STORED_S = 1.0  # within which NATS stores a heartbeat, or it is tried again
 WITHDRAW_TIMEOUT_S = 1.0
@@ -46,7 +48,9 @@ log = structlog.get_logger()
 class Announcer:
     """Keeps one worker's record in the bucket fresh, through NATS outages and the loss of its storage."""
 
-    def __init__(self, nats: NatsClient, record: WorkerRecord, heartbeat_s: float, ttl_s: float) -> None:
+    def __init__(
+        self, nats: NatsClient, record: WorkerRecord, heartbeat_s: float = HEARTBEAT_S, ttl_s: float = TTL_S
+    ) -> None:
         self._nats = nats
         self._record = record
         self._heartbeat_s = heartbeat_s
@@ -148,7 +152,7 @@ class Foreign:
 class Directory:
     """The live workers of the namespace, as seen from here. Event loop only."""
 
-    def __init__(self, nats: NatsClient, ttl_s: float) -> None:
+    def __init__(self, nats: NatsClient, ttl_s: float = TTL_S) -> None:
         self._nats = nats
         self._ttl_s = ttl_s
         self._workers: dict[str, WorkerRecord] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 
 import structlog
 
-from runtime.discovery.directory import KV_OPERATION, Directory
+from runtime.discovery.directory import KV_OPERATION, TTL_S, Directory
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import ask_subject, worker_of, workers_key
 
@@ -25,7 +25,7 @@ async def living_routers(nats: NatsClient, names: Iterable[str]) -> set[str]:
     return living
 
 
-async def living_names(nats: NatsClient, names: Set[str], ttl_s: float) -> set[str]:
+async def living_names(nats: NatsClient, names: Set[str], ttl_s: float = TTL_S) -> set[str]:
     """Those of `names` that workers of the namespace announce. A record alone proves nothing, because a worker that was
     killed leaves one: returns when a heartbeat has come, or when `ttl_s` has passed without one."""
     heard = asyncio.Event()

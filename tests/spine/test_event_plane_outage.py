@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.discovery.directory import TTL_S
 from tests.service import running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import ask, random_prompt
@@ -30,7 +31,7 @@ async def test_requests_go_on_without_nats_and_the_tree_recovers(
         assert first.token_ids == oracle.greedy(during, 8, guess=first.token_ids)
         answer = await in_flight
         assert answer.token_ids == oracle.greedy(before, 400, ignore_eos=True, guess=answer.token_ids)
-        await asyncio.sleep(service.config.discovery.ttl_s + 1)  # longer than any worker's time to live
+        await asyncio.sleep(TTL_S + 1)  # longer than any worker's time to live
         assert len((await service.client.status(60)).workers) == 4, "nobody is declared dead because NATS is away"
 
         if not storage_survives:

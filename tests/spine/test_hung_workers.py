@@ -18,14 +18,13 @@ from tests.spine.worker_view import inspect, until_idle, until_running, until_tr
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
 SLOW_PROMPTS = {"max_batch_tokens": 16}
-SOON_GONE = {"ttl_s": 2.5}
 LONG = 2000  # tokens: two seconds on a quiet machine, so that a worker hangs before their end
 NOTICED_WITHIN_S = 60.0  # half of a lease; five seconds, and time to run the prompt again on a busy machine
 
 
 @pytest.fixture
 async def service(tiny_model: Path) -> AsyncIterator[Service]:
-    async with running_service(tiny_model, 1, 2, SHIP_ALL, engine=SLOW_PROMPTS, discovery=SOON_GONE) as service:
+    async with running_service(tiny_model, 1, 2, SHIP_ALL, engine=SLOW_PROMPTS) as service:
         yield service
 
 

@@ -57,7 +57,7 @@ async def test_a_worker_without_events_is_named_in_status_metrics_and_log(tiny_m
         assert told.data is not None
         like = decode_record(told.data)
         record = replace(mute.record(), model=like.model, model_hash=like.model_hash, kv_form=like.kv_form)
-        announcer = Announcer(nats, record, 0.5, service.config.discovery.ttl_s)
+        announcer = Announcer(nats, record, 0.5)
         await announcer.start()
         notes = await until_named(service, nats, mute)
         assert (notes[MUTE], notes[healthy]) == (SILENT_NOTE, "")

@@ -252,7 +252,7 @@ def test_on_sighup_logs_that_were_moved_away_are_opened_anew_and_their_level_is_
         moved.mkdir()
         for path in logs.glob("*.log"):
             path.rename(moved / path.name)
-        (tmp_path / "serving.yaml").write_text(f"{SERVING}\nlogging: {{level: warning}}\ndiscovery: {{ttl_s: 9}}\n")
+        (tmp_path / "serving.yaml").write_text(f"{SERVING}\nlogging: {{level: warning}}\nvllm: {{seed: 9}}\n")
         up.process.send_signal(signal.SIGHUP)
         assert up.process.stdout is not None
         assert [json.loads(up.process.stdout.readline())["event"] for _ in range(2)] == ["later", "logs"]

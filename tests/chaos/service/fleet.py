@@ -47,7 +47,6 @@ STOP_TIMEOUT_S = 20.0
 BASE: dict[str, Any] = {
     "router": {"http_port": 0, "grpc_port": 0, "no_worker_timeout_s": 3.0},
     "workers": {"ready_timeout_s": 80.0, "drain_timeout_s": 10.0},
-    "discovery": {"ttl_s": 2.5},
     "logging": {"level": "info"},
 }
 

@@ -68,7 +68,6 @@ def test_an_unknown_key_is_refused_and_the_nearest_known_one_named(data: Any, ke
         ({"engine": {"block_size": 17}}, "engine.block_size"),
         ({"engine": {"device": "tpu"}}, "engine.device"),
         ({"transfer": {"checksum": "maybe"}}, "transfer.checksum"),
-        ({"discovery": {"ttl_s": 0}}, "discovery.ttl_s"),
         ({"planner": {"policy": "guess"}}, "planner.policy"),
         ({"planner": {"targets": {"attainment": 1}}}, "planner.targets.attainment"),
         ({"planner": {"limits": {"max_prefill": 0}}}, "planner.limits"),

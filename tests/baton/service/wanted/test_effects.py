@@ -23,7 +23,7 @@ def test_each_row_is_of_a_key_or_section_that_there_is() -> None:
 
 
 def test_a_key_that_no_row_names_takes_all_processes() -> None:
-    assert effect_of("discovery.ttl_s") == effect_of("a.key.to.come") == ALL
+    assert effect_of("step_times.decode_floor_ms") == effect_of("a.key.to.come") == ALL
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_key_that_no_row_names_takes_all_processes() -> None:
         ("router.queue_limit", 5, ["router"]),
         ("engine.max_running", 5, ["prefill", "decode"]),
         ("engine.prefill_tensor_parallel", 2, ["prefill"]),
-        ("discovery.ttl_s", 5.0, [*KINDS]),
+        ("step_times.decode_floor_ms", 7.0, [*KINDS]),
         ("workers.decode", 5, []),
         ("logging.level", "debug", []),
     ],
