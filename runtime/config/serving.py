@@ -5,7 +5,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 import yaml
@@ -225,6 +225,11 @@ class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: Text = "bytes"
 
 
+# A peer answers within milliseconds, also over TLS. Several lost packets, or a process that was stopped for a moment,
+# cost up to 3 s; whoever waits longer keeps a prompt from being replayed elsewhere.
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
 class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Workers and `baton up` check `transport`, because the table of transports lies above this file."""
 
@@ -233,10 +238,13 @@ class TransferConfig(Struct, frozen=True, forbid_unknown_fields=True):
     transport: Text = "auto"
     # Seconds until blocks that were reserved for a prompt and did not arrive are given up.
     lease_ttl_s: Seconds = 120.0
-    # Seconds for a prefill worker to reach a decode worker.
-    connect_timeout_s: Seconds = 5.0
     # Send a checksum with every block and verify it before the sequence runs.
     checksum: bool = False
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """For a prefill worker to reach a decode worker, and for each answer of a handshake."""
+        return CONNECT_TIMEOUT_S
 
 
 class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):

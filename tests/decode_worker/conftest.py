@@ -30,7 +30,7 @@ def config(tiny_model: Path, nats_url: str) -> ServingConfig:
         nats=NatsConfig(url=nats_url),
         workers=WorkersConfig(drain_timeout_s=10.0),
         engine=EngineConfig(kv_memory="8MiB", max_batch_tokens=64, threads=1),
-        transfer=TransferConfig(checksum=True, connect_timeout_s=60.0),
+        transfer=TransferConfig(checksum=True),
     )
 
 
@@ -55,9 +55,7 @@ async def prefill_shm(config: ServingConfig, folder: Path) -> AsyncIterator[Work
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def prefill_tcp(config: ServingConfig, folder: Path) -> AsyncIterator[WorkerProcess]:
-    over_tcp = msgspec.structs.replace(
-        config, transfer=TransferConfig(transport="tcp", checksum=True, connect_timeout_s=60.0)
-    )
+    over_tcp = msgspec.structs.replace(config, transfer=TransferConfig(transport="tcp", checksum=True))
     worker = await start_worker("prefill", "prefill-tcp", over_tcp, folder)
     yield worker
     stop(worker)

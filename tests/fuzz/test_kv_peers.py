@@ -15,11 +15,10 @@ from baton_proto import transfer as wire
 from baton_proto.discovery import TransferEndpoint
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.push import PushResult
-from runtime.config.serving import TransferConfig
 from runtime.streams.length_prefix import framed
 from tests.fuzz.budget import fuzzed
 from tests.fuzz.shapes import almost, messages, packed
-from tests.kvtransfer.peers import LAYOUT, TIMEOUT_S, Decode, Prefill, RawPeer, pair
+from tests.kvtransfer.peers import LAYOUT, TIMEOUT_S, Decode, Prefill, RawPeer, pair, patient
 
 SMALL = st.integers(0, 5)
 TRANSFERS = st.sampled_from(("first", "second", "none"))
@@ -128,7 +127,7 @@ def liar(welcome: bool, said: list[bytes]) -> Iterator[Liar]:
 @fuzzed(seconds=6)
 @given(welcome=st.booleans(), said=bytes_for_prefill)
 def test_every_push_ends_whatever_the_receiver_answers(welcome: bool, said: list[bytes]) -> None:
-    prefill = Prefill(TransferConfig(transport="tcp", connect_timeout_s=1.0))
+    prefill = Prefill(patient(transport="tcp", connect_timeout_s=1.0))
     with capture_logs() as logs, liar(welcome, said) as receiver:
         push, results = prefill.begin(receiver.grant())
         for layer in range(LAYOUT.num_layers):

@@ -9,8 +9,7 @@ import msgspec
 
 from baton_proto.worker import Grant
 from kvtransfer.prefill_side.push import Push, PushResult
-from runtime.config.serving import TransferConfig
-from tests.kvtransfer.peers import Decode, Prefill, RawPeer
+from tests.kvtransfer.peers import Decode, PatientConfig, Prefill, RawPeer
 from tests.kvtransfer.rank_process import decode_rank, prefill_rank
 from tests.kvtransfer.slab_process import slab_decode, slab_prefill
 
@@ -39,7 +38,7 @@ def _commands() -> Any:
 
 
 def _prefill(settings: dict[str, Any]) -> None:
-    prefill = Prefill(msgspec.convert(settings["config"], TransferConfig), seed=settings.get("seed", 0))
+    prefill = Prefill(msgspec.convert(settings["config"], PatientConfig), seed=settings.get("seed", 0))
     pushes: dict[str, Push] = {}
 
     def tell_end(transfer_id: str, result: PushResult) -> None:
@@ -59,7 +58,7 @@ def _prefill(settings: dict[str, Any]) -> None:
 
 
 def _decode(settings: dict[str, Any]) -> None:
-    decode = Decode(msgspec.convert(settings["config"], TransferConfig))
+    decode = Decode(msgspec.convert(settings["config"], PatientConfig))
     for command in _commands():
         _say(grant=msgspec.to_builtins(decode.receiver.reserve(command["blocks"], 0)))
     decode.close()

@@ -42,10 +42,15 @@ ROOT = Path(__file__).parents[2]
 Event = TypeVar("Event", bound=TransferEvent)
 
 
-def patient(**settings: Any) -> TransferConfig:
+class PatientConfig(TransferConfig, frozen=True, forbid_unknown_fields=True):
     """Of peers that wait for each other while a busy machine stands still. A test whose peer is to lose its patience
-    names its own `connect_timeout_s`."""
-    return TransferConfig(**({"connect_timeout_s": TIMEOUT_S} | settings))
+    names its own `connect_timeout_s`, which is a constant elsewhere."""
+
+    connect_timeout_s: float = TIMEOUT_S
+
+
+def patient(**settings: Any) -> TransferConfig:
+    return PatientConfig(**settings)
 
 
 def words(slab: Slab) -> "np.ndarray[Any, np.dtype[np.uint32]]":

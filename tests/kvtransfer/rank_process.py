@@ -19,8 +19,7 @@ from kvtransfer.slab.head_plan import Shard
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
-from runtime.config.serving import TransferConfig
-from tests.kvtransfer.peers import fill
+from tests.kvtransfer.peers import PatientConfig, fill
 from tests.kvtransfer.reference import heads_of, rank_words, reference
 
 Say = Callable[..., None]
@@ -33,7 +32,7 @@ class PrefillRank:
         self._say = say
         self._slab = Slab(identity.slab_layout)
         rank_words(self._slab)[:] = reference(identity.layout, command["seed"])[:, :, held]
-        self._sender = Sender(self._slab, identity, msgspec.convert(command["config"], TransferConfig))
+        self._sender = Sender(self._slab, identity, msgspec.convert(command["config"], PatientConfig))
         self._pushes: dict[str, Push] = {}
 
     def carry_out(self, command: dict[str, Any]) -> None:

@@ -22,12 +22,12 @@ from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity
-from runtime.config.serving import TransferConfig
 from runtime.config.surroundings import LoggingConfig
 from runtime.device.host_memory import HostMemory
 from runtime.device.memory_range import MemoryRange
 from runtime.telemetry.logging import configure_logging
 from tests.kvtransfer.crowded_engine import CrowdedEngine
+from tests.kvtransfer.peers import PatientConfig
 
 LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=8, block_size=64, head_dim=128, dtype="bfloat16")
 HOST_LAYOUT = SlabLayout(num_layers=4, num_blocks=1024, num_kv_heads=2, block_size=16, head_dim=64, dtype="bfloat16")
@@ -134,7 +134,7 @@ def slab_of(settings: dict[str, Any]) -> HostSlab | GpuSlab:
 
 def slab_prefill(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
     ours = slab_of(settings)
-    config = msgspec.convert(settings["config"], TransferConfig)
+    config = msgspec.convert(settings["config"], PatientConfig)
     sender = Sender(ours.slab, SlabIdentity("prefill", 1, "model", ours.slab.layout), config)
     engine = CrowdedEngine(ours)
     pushes: dict[str, Push] = {}
@@ -191,7 +191,7 @@ class Events:
 
 def slab_decode(settings: dict[str, Any], commands: Iterable[dict[str, Any]], say: Say) -> None:
     ours, events = slab_of(settings), Events()
-    config = msgspec.convert(settings["config"], TransferConfig)
+    config = msgspec.convert(settings["config"], PatientConfig)
     identity = SlabIdentity("decode", settings.get("incarnation", 1), "model", ours.slab.layout)
     receiver = Receiver(ours.slab, identity, config, "127.0.0.1", events.add)
     engine = CrowdedEngine(ours)

@@ -22,9 +22,10 @@ from kvtransfer.slab.head_plan import Shard
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from kvtransfer.wire.identity import SlabIdentity, rank_layout
+from runtime.config.serving import TransferConfig
 from runtime.device.host_memory import HostMemory
 from runtime.errors import ProtocolError
-from tests.kvtransfer.peers import Decode, patient
+from tests.kvtransfer.peers import Decode
 from tests.kvtransfer.reference import heads_of, rank_words, reference
 
 LAYOUT = SlabLayout(num_layers=3, num_blocks=12, num_kv_heads=4, block_size=16, head_dim=4, dtype="float32")
@@ -65,7 +66,7 @@ class Workers:
 
     def __init__(self, prefill: int, decode: int, num_kv_heads: int) -> None:
         layout = replace(LAYOUT, num_kv_heads=num_kv_heads)
-        config = patient(transport="shm", checksum=True)
+        config = TransferConfig(transport="shm", checksum=True)
         self.kv = reference(layout, seed=3)
         self.ranks = LocalRanks(layout, prefill, self.kv)
         identity = SlabIdentity("prefill-0", 1, "model", layout, Shard(0, prefill))

@@ -148,6 +148,7 @@ def test_serving_yaml_is_what_baton_config_prints() -> None:
         ({"mock": {"kv_blocks": 1, "decode_floor_ms": 1.0}}, "mock.decode_floor_ms", "step_times"),
         ({"ray": {"capacity_timeout_s": 1.0}}, "ray.capacity_timeout_s", "is twice planner.start_s now"),
         ({"telemetry": {"traces": {"enabled": True}}}, "telemetry.traces.enabled", "OTEL_EXPORTER_OTLP_ENDPOINT or"),
+        ({"transfer": {"connect_timeout_s": 9.0}}, "transfer.connect_timeout_s", "is a constant now"),
         ({"nats": {"token_file": "x"}}, "nats.token_file", "nats.credentials_file takes"),
     ],
 )
