@@ -13,7 +13,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from router.api.grpc.admin import Questions
-from router.api.http.server import HttpServer, serve_http
+from router.api.http.server import MAX_CONNECTIONS, HttpServer, serve_http
 from router.api.http.web_pages import WebPages
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
@@ -66,7 +66,7 @@ from runtime.errors import ConfigError
 from runtime.grammar.checker import GrammarChecker
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.collector import calm_collector
-from runtime.processes.open_files import RESERVE, WANTED, Places, raise_open_files, shared_out
+from runtime.processes.open_files import Places, raise_open_files, shared_out
 from runtime.processes.owned_folder import temporary_folder, write_private
 from runtime.processes.ports import check_router_ports
 from runtime.processes.reached_at import reached_at
@@ -281,7 +281,6 @@ def _frontend(
         sampling_defaults=chosen_defaults(wanted.generation_config, files.folder),
         max_priority=config.router.max_priority,
         grammars=grammars,
-        max_keep_cache_s=config.router.max_keep_cache_s,
         unknown_fields=config.router.unknown_fields,
         rate_limits=limits,
         recall=recall,
@@ -303,7 +302,7 @@ async def _open_apis(
     """Starts the gRPC and the HTTP server. Returns HOST:PORT by API, and both."""
     host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
-    places = _places(config)
+    places = _places()
     grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
@@ -314,13 +313,13 @@ async def _open_apis(
     return addresses, grpc_api, http_server
 
 
-def _places(config: ServingConfig) -> Places:
-    most = config.router.max_http_connections
-    limit = raise_open_files(max(WANTED, 2 * most + RESERVE))
-    places = shared_out(limit, most)
-    if places.http < most:
-        wanted, reason = f"router.max_http_connections: {most}", f"{limit} open files are allowed (ulimit -Hn)"
-        log.warning("fewer connections are served", wanted=wanted, http=places.http, grpc=places.grpc, reason=reason)
+def _places() -> Places:
+    limit = raise_open_files()
+    places = shared_out(limit, MAX_CONNECTIONS)
+    if places.http < MAX_CONNECTIONS:
+        reason = f"{limit} open files are allowed (ulimit -Hn)"
+        told = {"wanted": MAX_CONNECTIONS, "http": places.http, "grpc": places.grpc}
+        log.warning("fewer connections are served", **told, reason=reason)
     return places
 
 

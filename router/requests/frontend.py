@@ -70,7 +70,6 @@ class Frontend:
     families: ModelFamilies = NO_FAMILIES  # how the model writes tool calls and reasoning
     grammar_lane: SideLane | None = None  # None: that of `grammars`
     max_priority: int = 0  # of a caller whose key says nothing else
-    max_keep_cache_s: float = 3600.0
     rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
     recall: Recall = nobody_recalls  # tokens of answers that were left

@@ -8,7 +8,7 @@ CONSTANT = "is a constant now, because nobody outside can set it well: leave it 
 IN_STEP_TIMES = "stands in the section step_times now"
 
 CONSTANTS = {
-    "router": ("max_attempts", "response_ttl_s", "charge_sharing"),
+    "router": ("max_attempts", "response_ttl_s", "charge_sharing", "max_http_connections", "max_keep_cache_s"),
     "router.placement": (
         *("ship_ms", "ship_token_ms", "host_token_ms", "disk_token_ms", "decode_steps", "delay_weight", "crowd_weight"),
         *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s", "temperature"),

@@ -88,16 +88,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # messages, until they are decoded: that many of the largest size are read at once, and beyond it one that takes
     # longer than a second is refused.
     max_buffered_bytes: Positive = 256 * 1024 * 1024
-    # HTTP connections that are open at once, and gRPC connections likewise; fewer where this process may not have as
-    # many open files (ulimit -Hn), of which workers and NATS keep a part. Who comes then takes the place of a
-    # connection that has shown no key, else of one that rests, for a quarter of a second; where there is none, HTTP
-    # answers 503 with retry-after, over TLS with a closed connection. Each can fill 128 KiB with what
-    # max_buffered_bytes does not count: 64 KiB of head and 64 KiB of body.
-    max_http_connections: Positive = 4096
     # Highest priority that a request may have; max_priority= in the line of a caller's key goes before it.
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    # Longest time for which a request may ask that the KV of its prompt is kept; 0: none.
-    max_keep_cache_s: Annotated[float, Meta(ge=0, le=7 * 86400)] = 3600.0
     # Memory for the conversations of /v1/responses, which `previous_response_id` goes on from: they are kept for an
     # hour at most, and lie here from the time that their answer begins. When it is full, the tenant that has most here
     # loses its oldest. NATS keeps them, too, so that each router, and a later one, goes on from all. 0: none are kept,

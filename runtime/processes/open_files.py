@@ -17,10 +17,10 @@ class Places(Struct, frozen=True):
     grpc: int
 
 
-def raise_open_files(wanted: int = WANTED) -> int:
-    """Raises this process's soft limit to `wanted`, or as far as the hard one allows. Returns the limit."""
+def raise_open_files() -> int:
+    """Raises this process's soft limit to WANTED, or as far as the hard one allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    able = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    able = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < able:
         with contextlib.suppress(OSError, ValueError):  # what is refused here stays as it was
             resource.setrlimit(resource.RLIMIT_NOFILE, (able, hard))

@@ -24,7 +24,9 @@ log = structlog.get_logger()
 spare = Sparing(lines=2)
 
 BACKLOG = 2048
-MAX_CONNECTIONS = 4096  # unless router.max_http_connections says another number
+# Of HTTP that are open at once, and of gRPC likewise; fewer where this process may not have as many open files. Each
+# can fill 128 KiB with what router.max_buffered_bytes does not count (64 KiB of head, 64 KiB of body): 512 MiB in all.
+MAX_CONNECTIONS = 4096
 RETRY_ACCEPT_S = 0.5
 AT_ONCE = (
     128  # connections that are accepted in one turn: those that are closed for them have their files until the next
@@ -214,7 +216,7 @@ class _Acceptor:
         return bool(closed)
 
     def _turn_away(self, connection: socket.socket) -> None:
-        limit = f"all {self._max_connections} connections of router.max_http_connections are open"
+        limit = f"all {self._max_connections} connections that this router takes are open"
         spare(log.warning, "connections are refused", reason=limit)
         with connection, contextlib.suppress(OSError):
             if not self._tls:

@@ -12,7 +12,7 @@ from baton_proto.worker import CacheHint
 from router.api.wishes.names import Name
 from runtime.errors import InvalidRequestError, shown
 
-MAX_KEEP_S = 7 * 86400  # the highest router.max_keep_cache_s
+MAX_KEEP_S = 3600  # longer hints count as this; a quarter of a worker's blocks is kept at most, whoever asks
 
 RETENTIONS_S: Mapping[str | None, float] = {None: 0.0, "in_memory": 0.0, "in-memory": 0.0, "24h": 86400.0}
 """OpenAI's prompt_cache_retention -> seconds."""

@@ -99,7 +99,7 @@ class Call(Struct, frozen=True, kw_only=True):
     caller: Caller = ANYONE
     tenant: str = ""  # see tenant_of
     cache_salt: str = ""  # empty: none
-    hint: CacheHint = NO_HINT  # router.max_keep_cache_s is the most that counts
+    hint: CacheHint = NO_HINT
     timeout_s: float | None = None
     first_token_s: float | None = None  # until its first token is due
     draw: Draw = field(default_factory=Draw.fresh)
@@ -152,7 +152,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
-        hint=msgspec.structs.replace(call.hint, keep_s=min(call.hint.keep_s, math.ceil(frontend.max_keep_cache_s))),
+        hint=call.hint,
         parsing=parsing,
         grammar_field=grammar_field,
         includes_stop=options.includes_stop,

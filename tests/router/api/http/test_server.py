@@ -170,7 +170,7 @@ def test_who_comes_while_all_connections_are_in_use_is_told_to_come_again(run: A
                 answer = await get(server)
                 assert answer.startswith(b"HTTP/1.1 503 ")
                 assert b"\r\nretry-after: 1\r\n" in answer
-                assert b"all 20 connections of router.max_http_connections are open; try again later" in answer
+                assert b"all 20 connections that this router takes are open; try again later" in answer
             desk.may_end.set()
             for reader, writer in held:
                 assert (await asyncio.wait_for(reader.read(), 60)).endswith(b"0\r\n\r\n")

@@ -24,10 +24,10 @@ def hint(fields: dict[str, Any]) -> CacheHint:
     [
         ({}, NO_HINT),
         ({"keep_cache_s": 7.5}, CacheHint(8)),
-        ({"keep_cache_s": 1e300}, CacheHint(7 * 86400)),
+        ({"keep_cache_s": 1e300}, CacheHint(3600)),
         ({"drop_cache": True}, CacheHint(drop=True)),
         ({"prompt_cache_retention": "in_memory"}, NO_HINT),
-        ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, CacheHint(86400)),
+        ({"prompt_cache_retention": "24h", "keep_cache_s": 9}, CacheHint(3600)),
         ({"prompt_cache_key": "session-7"}, CacheHint(300)),
         ({"prompt_cache_key": "", "keep_cache_s": 9}, CacheHint(9)),
         ({"prompt_cache_options": {"ttl": "30m"}}, CacheHint(1800)),

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import MAX_SEED, PARAMETERS
-from baton_proto.worker import NO_HINT, CacheHint
 from router.api.grpc.messages import options_of
 from router.api.wishes.sampling_options import Options, chosen_defaults, model_defaults
 from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Kept, Prompt, make_request_id, validate
@@ -361,10 +360,3 @@ async def test_the_services_salt_the_tenant_and_the_callers_salt_each_change_the
     assert len({SEED, *seeds}) == 7
 
 
-async def test_a_prompt_is_kept_for_as_long_as_the_service_allows(frontend: Frontend) -> None:
-    async def hint(frontend: Frontend, hint: CacheHint) -> CacheHint:
-        return (await check(frontend, call=Call(hint=hint))).hint
-
-    assert await hint(frontend, CacheHint(keep_s=86400)) == CacheHint(keep_s=3600)
-    assert await hint(frontend, CacheHint(drop=True)) == CacheHint(drop=True)
-    assert await hint(dataclasses.replace(frontend, max_keep_cache_s=0.0), CacheHint(keep_s=5)) == NO_HINT
