@@ -95,7 +95,6 @@ def load_model(
         dtype=str(dtype).removeprefix("torch."),
         block_size=config.block_size,
         kv_bytes=None if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory"),
-        graphs=config.cuda_graphs,
         gpu_share=config.gpu_share,
         memory_share=config.gpu_memory_share,
         max_batch_tokens=config.max_batch_tokens,

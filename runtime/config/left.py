@@ -13,6 +13,7 @@ CONSTANTS = {
         *("ship_ms", "ship_token_ms", "host_token_ms", "disk_token_ms", "decode_steps", "delay_weight", "crowd_weight"),
         *("prefill_queue_tokens", "charge_ttl_s", "expected_prefix_ttl_s", "temperature"),
     ),
+    "engine": ("cuda_graphs",),
     "transfer": ("connect_timeout_s",),
     "workers": ("gather_ms", "gather_events_ms"),
     "discovery": ("ttl_s", "heartbeat_s"),

@@ -12,7 +12,7 @@ from runtime.errors import ConfigError
 
 KNOWN = {
     *(*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config"),
-    *("quantization", "seed", "async_scheduling"),
+    *("quantization", "seed", "async_scheduling", "enforce_eager"),
 }
 VLLM = {"prefill": 0, "engine": "vllm"}
 APART = {"prefill": 1, "engine": "vllm"}
