@@ -7,7 +7,6 @@ from baton.service.launcher import Machines, uses_gpus
 from baton.service.local.nats_server import STORE_KEY
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
-from engine.tiers.host_kv import check_host_kv
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.api.wishes.sampling_options import chosen_defaults
@@ -95,7 +94,6 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
     if engine.attention in ("triton", "flash") and memory == "host" and not is_mock(config):
         raise ConfigError("engine.attention", f"{engine.attention!r} runs on GPUs alone: auto or torch")
     check_threads(config)
-    check_host_kv(engine, memory)
     check_folder(engine)
     if not is_mock(config):
         check_memory(config, memory)

@@ -217,7 +217,7 @@ class CudaRunner:
         return self._draw(logits, drawn_rows, [sequence for _, sequence in drawn]) if drawn else {}
 
     @torch.inference_mode()
-    def follow(self, step: DeviceStep | DeviceDraw, layer_done: LayerDone | None) -> None:
+    def follow(self, step: DeviceStep | DeviceDraw, layer_done: LayerDone | None, moves: Run[Move]) -> None:
         """Another rank's part of a step."""
         if isinstance(step, DeviceDraw):
             assert self._followed is not None, "rank 0 draws what a step has left"
@@ -227,7 +227,7 @@ class CudaRunner:
             if step.drawn_rows:
                 self._draw(logits, step.drawn_rows, None)
             return
-        hidden, logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done)
+        hidden, logits = self._execute(step.shape, step.graph, self._buffer.take(step.words), layer_done, moves)
         self._followed = step.shape, logits
         if hidden is not None:
             for _ in logits_in_parts(hidden, step.scored_rows, self._whole_logits):

@@ -1,6 +1,6 @@
 """A model on its device, ready to run: weights, KV slab and runner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Run
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from engine.parallel.collective import Collective, own_shard
 from engine.runners.auto import dtype_name, is_auto, resolve_attention, resolve_device
 from engine.runners.torch_runner import build_runner, slab_layout
 from engine.sequences.batch import LayerDone, Runner
+from engine.sequences.moves import Move
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -29,8 +30,8 @@ class RankRunner(Runner, Protocol):
 
     tell: Callable[[Any], object] | None  # on rank 0 of several: called with each step, or part of it, before it begins
 
-    def follow(self, step: Any, layer_done: LayerDone | None) -> None:
-        """Takes part in a step that rank 0 has told; called on the other ranks."""
+    def follow(self, step: Any, layer_done: LayerDone | None, moves: Run[Move]) -> None:
+        """Takes part in a step that rank 0 has told, in each layer after the moves; called on the other ranks."""
 
     def close(self) -> None:
         """Releases what steps hold; there is no step after it."""

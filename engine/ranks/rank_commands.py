@@ -88,17 +88,29 @@ class OpenTier(msgspec.Struct, frozen=True, tag="open_tier", array_like=True):
 
 
 class StoreKv(msgspec.Struct, frozen=True, tag="store_kv", array_like=True):
-    """Calls `LowerTier.store` on every rank."""
+    """Calls `LowerTier.store` on every rank, which answers with one KvMoved (engine/ranks/rank_reports.py)."""
 
+    move: int
     blocks: list[int]
     slots: list[int]
 
 
 class LoadKv(msgspec.Struct, frozen=True, tag="load_kv", array_like=True):
-    """Calls `LowerTier.load` on every rank."""
+    """Calls `LowerTier.load` on every rank, which answers with one KvMoved."""
 
+    move: int
     slots: list[int]
     blocks: list[int]
+
+
+class ComeAfter(msgspec.Struct, frozen=True, tag="come_after", array_like=True):
+    """Sent before the step that comes after these copies; they may have ended."""
+
+    move: int
+
+
+class FinishKv(msgspec.Struct, frozen=True, tag="finish_kv", array_like=True):
+    """All copies between slab and host tier have ended when this command is done."""
 
 
 class OpenDisk(msgspec.Struct, frozen=True, tag="open_disk", array_like=True):
@@ -170,7 +182,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", array_like=True):
 
 
 PushCommand: TypeAlias = OpenSender | BeginPush | Ship | CommitPush | AbortPush | CloseSender
-TierCommand: TypeAlias = OpenTier | StoreKv | LoadKv
+TierCommand: TypeAlias = OpenTier | StoreKv | LoadKv | ComeAfter | FinishKv
 DiskCommand: TypeAlias = OpenDisk | WriteCopy | ReadCopy | WipeDisk | MoveDisk | CloseDisk
 UpdateCommand: TypeAlias = TakeTensor | EndUpdate | ReadWeights
 Command: TypeAlias = (

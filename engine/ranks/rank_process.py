@@ -16,8 +16,10 @@ from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandReader, ReaderEnds
 from engine.ranks.rank_commands import (
     CloseDisk,
+    ComeAfter,
     EndUpdate,
     ExportSlab,
+    FinishKv,
     Load,
     LoadKv,
     MoveDisk,
@@ -73,14 +75,14 @@ def serve(rank: int, commands: CommandReader, reports: ReportWriter, build: Buil
     part = build(load, rank)
     shard = Shard(rank, load.config.tensor_parallel)
     pushes = RankPushes(part.slab, shard, load.model.num_kv_heads, reports.push_ended)
-    tier = RankTier(part.slab)
+    tier = RankTier(part.slab, reports.kv_moved)
     disk = RankDisk(rank, tier, part.slab.layout, reports.copy_ended)
     commands.done()
     while True:
         match decode_command(commands.receive()):
             case TorchStep() | DeviceStep() | DeviceDraw() as step:
-                part.runner.follow(step, pushes.take_layer_done())
-            case OpenTier() | StoreKv() | LoadKv() as copy:
+                part.runner.follow(step, pushes.take_layer_done(), tier.take_moves())
+            case OpenTier() | StoreKv() | LoadKv() | ComeAfter() | FinishKv() as copy:
                 tier.obey(copy)
             case OpenDisk() | WriteCopy() | ReadCopy() | WipeDisk() | MoveDisk() | CloseDisk() as copy:
                 disk.obey(copy)

@@ -1,5 +1,5 @@
-"""Reports from the other ranks of a tensor-parallel worker to rank 0: how pushes and copies to and from the disk
-ended, and descriptors of slabs.
+"""Reports from the other ranks of a tensor-parallel worker to rank 0: how pushes and copies to and from host memory and
+disk ended, and descriptors of slabs.
 
 Each rank inherits a SOCK_SEQPACKET socket, which keeps reports whole and in order.
 """
@@ -41,11 +41,20 @@ class CopyEnded(msgspec.Struct, frozen=True, tag="copy_ended", array_like=True):
     done: Done
 
 
-Report: TypeAlias = PushEnded | CopyEnded | SlabExported
+class KvMoved(msgspec.Struct, frozen=True, tag="kv_moved", array_like=True):
+    """Answers StoreKv and LoadKv. Invariant: unless there is a problem, this rank makes no more copies for it."""
+
+    move: int
+    problem: str = ""
+
+
+Report: TypeAlias = PushEnded | CopyEnded | KvMoved | SlabExported
 OnPushEnded = Callable[[int, str, PushResult], None]
 """(rank, transfer id, result), on the reader's thread."""
 OnCopyEnded = Callable[[Done], None]
 """On the reader's thread."""
+OnMoved = Callable[[int], None]
+"""(move), on the reader's thread."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Report).decode
@@ -63,6 +72,9 @@ class ReportWriter:
     def copy_ended(self, done: Done) -> None:
         self._socket.send(_encode(CopyEnded(done)))
 
+    def kv_moved(self, move: int, problem: str) -> None:
+        self._socket.send(_encode(KvMoved(move, problem)))
+
     def slab_exported(self, fd: int) -> None:
         """Closes the descriptor."""
         try:
@@ -74,12 +86,13 @@ class ReportWriter:
 class ReportReader:
     """Rank 0's end, for all ranks. The end of a rank is no report: engine/ranks/ranks.py watches for it."""
 
-    def __init__(self, ranks: int, on_malformed: Callable[[int, str], None]) -> None:
-        """`ranks`: how many report, from rank 1 on. `on_malformed(rank, problem)`: the rank is out of step, and its
-        later reports may not be read."""
+    def __init__(self, ranks: int, on_lost: Callable[[int, str], None]) -> None:
+        """`ranks`: how many report, from rank 1 on. `on_lost(rank, problem)`: the rank is of no more use, and its later
+        reports may not be read."""
         self.on_push_ended: OnPushEnded | None = None
         self.on_copy_ended: OnCopyEnded | None = None
-        self._on_malformed = on_malformed
+        self.on_moved: OnMoved | None = None
+        self._on_lost = on_lost
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(ranks)]
         self._ours = {rank: ours for rank, (ours, _) in enumerate(pairs, 1)}
         self._theirs = {rank: theirs for rank, (_, theirs) in enumerate(pairs, 1)}
@@ -140,13 +153,18 @@ class ReportReader:
         except msgspec.DecodeError as error:
             for fd in fds:
                 os.close(fd)
-            self._on_malformed(rank, f"sent a malformed report: {error}")
+            self._on_lost(rank, f"sent a malformed report: {error}")
             return False
         if isinstance(report, SlabExported):
             self._slabs[rank].put(fds[0])
         elif isinstance(report, CopyEnded):
             if self.on_copy_ended is not None:
                 self.on_copy_ended(report.done)
+        elif isinstance(report, KvMoved):
+            if report.problem:
+                self._on_lost(rank, report.problem)
+            elif self.on_moved is not None:
+                self.on_moved(report.move)
         elif self.on_push_ended is not None:
             self._hand_over(self.on_push_ended, rank, report)
         return True
@@ -155,7 +173,7 @@ class ReportReader:
         try:
             on_push_ended(rank, report.transfer_id, report.result)
         except ProtocolError as error:
-            self._on_malformed(rank, error.problem)
+            self._on_lost(rank, error.problem)
         except RankLostError as error:  # the watcher of ranks notices too, and ends the worker
             log.info("a push's end could not be passed on", transfer_id=report.transfer_id, reason=str(error))
         except Exception:

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.parallel.collective import Collective
 from engine.ranks.command_channel import CommandWriter, ReaderEnds
 from engine.ranks.rank_commands import Command, Stop, encode_command
-from engine.ranks.rank_reports import OnCopyEnded, OnPushEnded, ReportReader
+from engine.ranks.rank_reports import OnCopyEnded, OnMoved, OnPushEnded, ReportReader
 from runtime.errors import RankLostError
 from runtime.processes.launch import launch_command
 from runtime.processes.owned_folder import temporary_folder
@@ -90,7 +90,7 @@ class Ranks:
         self._is_closing = False
         self._closing = os.eventfd(0)  # readable from `close` on
         self._channel = CommandWriter(size - 1)
-        self._reports = ReportReader(size - 1, self._malformed)
+        self._reports = ReportReader(size - 1, self._lost)
         self._processes: list[RankProcess] = []
         self._watcher: threading.Thread | None = None
         try:
@@ -131,6 +131,10 @@ class Ranks:
     def listen_to_copies(self, on_copy_ended: OnCopyEnded) -> None:
         """Names the listener, before the first write or read of a disk."""
         self._reports.on_copy_ended = on_copy_ended
+
+    def listen_to_moves(self, on_moved: OnMoved) -> None:
+        """Names the listener, before the first copy to host memory."""
+        self._reports.on_moved = on_moved
 
     def exported_slab(self, rank: int) -> int:
         """The descriptor with which the rank answers ExportSlab; the caller closes it. Raises RankLostError."""
@@ -190,7 +194,7 @@ class Ranks:
                 self._lose(lost)
                 return
 
-    def _malformed(self, rank: int, problem: str) -> None:
+    def _lost(self, rank: int, problem: str) -> None:
         self._lose(self._processes[rank - 1].lost(problem))
 
     def _lose(self, error: RankLostError) -> None:

@@ -22,6 +22,7 @@ from engine.runners.sampler import Sampler
 from engine.runners.step_shape import TorchStep
 from engine.runners.torch_attention import TorchAttention
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
+from engine.sequences.moves import Move
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig, parse_bytes
@@ -76,8 +77,8 @@ class ModelRunner:
         return StepDone(sampled, [scores.landed() for scores in score(hidden, batch, self._logits)])
 
     @torch.inference_mode()
-    def follow(self, step: TorchStep, layer_done: LayerDone | None) -> None:
-        """Computes this rank's part of rank 0's step."""
+    def follow(self, step: TorchStep, layer_done: LayerDone | None, moves: Run[Move]) -> None:
+        """Computes this rank's part of rank 0's step. moves: none, because copies on a CPU end before the step."""
         hidden = self._run(step, layer_done)
         if step.sample_rows:
             self._logits(hidden[self._tensor(step.sample_rows)])

@@ -101,6 +101,7 @@ class GpuMove:
 
     def wait(self) -> None:
         self.enqueued.result()
+        self._tier.enter()
         self.events[-1].synchronize()
 
 
@@ -113,6 +114,7 @@ class GpuHostKv:
         layout = slab.layout
         self._layout = layout
         self._driver = cast("CudaMemory", slab.driver)
+        self.enter = self._driver.enter
         self.slot_bytes = layout.num_layers * layout.block_bytes
         self.num_slots = nbytes // self.slot_bytes
         self.spare = min(SPARE, layout.num_blocks // 32)

@@ -11,7 +11,6 @@ from engine.blocks.lower_tier import LowerTier
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.available_memory import available_bytes
-from runtime.device.driver import MemoryKind
 from runtime.errors import ConfigError, UnavailableError
 
 AUTO_FACTOR = 4  # times the slab
@@ -75,7 +74,6 @@ class HostKv:
 def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     """Takes the host tier's memory as configured; None for 0. ranks: the number of ranks of all workers of this
     machine, which share its memory. Raises ConfigError."""
-    check_host_kv(config, slab.driver.kind)
     text = config.host_kv_memory.strip()
     if text == "auto":
         nbytes = min(AUTO_FACTOR * slab.layout.nbytes, available_bytes() // 2 // ranks)
@@ -89,19 +87,18 @@ def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     if nbytes < slot_bytes(slab):
         raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
     try:
-        if slab.driver.kind == "host":
-            return HostKv(slab, nbytes)
-        from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
-
-        return GpuHostKv(slab, nbytes)
+        return tier_of(slab, nbytes)
     except (UnavailableError, MemoryError) as error:
         raise ConfigError(KEY, f"{text}: {error}") from error
 
 
-def check_host_kv(config: EngineConfig, memory: MemoryKind) -> None:
-    """Raises ConfigError where there is no such tier."""
-    if config.host_kv_memory.strip() != "0" and memory != "host" and config.tensor_parallel > 1:
-        raise ConfigError(KEY, "GPU workers with several ranks have no host tier yet: leave it at 0")
+def tier_of(slab: Slab, nbytes: int) -> HostTier:
+    """Takes so much host memory for the slab's blocks. Raises UnavailableError or MemoryError."""
+    if slab.driver.kind == "host":
+        return HostKv(slab, nbytes)
+    from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
+
+    return GpuHostKv(slab, nbytes)
 
 
 def slot_bytes(slab: Slab) -> int:

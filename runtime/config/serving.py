@@ -166,8 +166,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Host memory of each worker (with tensor_parallel, of each of its ranks) for prefixes that its KV blocks have no
     # room for, in the same units: they are copied back when a prompt begins with them, which is sooner than computing
     # them again. auto: four times the KV blocks, but at most half of what is free (in a container, of what its limit
-    # leaves), shared among the workers. 0: none. A GPU worker pins it when it starts; one with several ranks has none
-    # so far.
+    # leaves), shared among the workers. 0: none. A GPU worker pins it when it starts.
     host_kv_memory: Size = "0"
     # A disk tier below the host tier, which needs one. What prefixes the host memory has no room for is written to the
     # folder and read again when a prompt begins with it, where that is sooner than computing it. A worker that starts

@@ -84,12 +84,17 @@ class CudaMemory:
         self._call(cuda.cuCtxSynchronize)
         self._call(cuda.cuMemHostUnregister, address)
 
+    def enter(self) -> None:
+        """Makes the device this thread's. A new thread that waits for an event of another device than the first would
+        take memory of the first one, for a context there."""
+        _checked(cuda.cuCtxSetCurrent(self._context))
+
     def copy(self, destinations: NDArray[np.uint64], sources: NDArray[np.uint64], nbytes: int, stream: int) -> None:
         """Enqueues copies of `nbytes` each, between addresses of the device and of pinned memory. One call of the
         driver for all of them: a call for each would take the host longer than the copy."""
         count = len(sources)
         sizes, first = np.full(count, nbytes, np.uint64), np.zeros(1, np.uint64)
-        _checked(cuda.cuCtxSetCurrent(self._context))
+        self.enter()
         failed = ctypes.c_size_t()
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (destinations, sources, sizes)]
         alike = (ctypes.byref(_IN_STREAM_ORDER), first.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(1))
@@ -98,7 +103,7 @@ class CudaMemory:
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Calls in torch's context, which a new thread does not have yet. Raises UnavailableError."""
-        _checked(cuda.cuCtxSetCurrent(self._context))
+        self.enter()
         return _checked(function(*arguments))
 
 

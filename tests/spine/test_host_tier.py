@@ -10,13 +10,12 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton_proto.generated import inference_pb2 as pb
-from tests.service import DEVICE, ON_DEVICE, running_service
+from tests.service import DEVICE, NEEDS_TWO, ON_DEVICE, running_service
 from tests.spine.conversations import converse, metric
 from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_gone, until_idle, until_tree_is_right, until_used
 
-CPU_RANKS = pytest.mark.skipif(DEVICE == "cuda", reason="ranks on GPUs have no host tier yet")
-RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=CPU_RANKS)])
+RANKS = pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=NEEDS_TWO)])
 
 
 def small(ranks: int) -> dict[str, Any]:

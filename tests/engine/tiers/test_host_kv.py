@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from engine.core.engine import Engine
 from engine.tiers import host_kv as module
-from engine.tiers.host_kv import HostKv, check_host_kv, host_kv, slot_bytes
+from engine.tiers.host_kv import HostKv, host_kv, slot_bytes
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, ServingConfig
@@ -82,15 +82,6 @@ def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab
         ConfigError, match=rf"engine\.host_kv_memory: 5 B is less than one KV block, {slot_bytes(slab)}"
     ):
         host_kv(slab, EngineConfig(host_kv_memory="5 B"), ranks=1)
-
-
-def test_where_there_is_no_such_tier_it_is_refused() -> None:
-    config = EngineConfig(host_kv_memory="1GiB", tensor_parallel=2)
-    check_host_kv(config, "host")
-    check_host_kv(replace(config, host_kv_memory="0"), "cuda")
-    check_host_kv(replace(config, tensor_parallel=1), "cuda")
-    with pytest.raises(ConfigError, match=r"engine\.host_kv_memory: GPU workers with several ranks"):
-        check_host_kv(config, "cuda")
 
 
 def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
