@@ -53,6 +53,17 @@ async def test_a_supervisor_may_give_up_when_it_loses_a_worker_before_it_is_up(f
     assert not supervisor.expected_end
 
 
+async def test_a_worker_that_is_told_to_end_before_it_is_ready_ends_as_it_was_asked_to(folder: Path) -> None:
+    fleet = UpFleet(BY_NAME["planner"], [HERE], folder, "mock", "cpu", Disk(folder))
+    fleet.members[SUPERVISOR] = Up(SUPERVISOR, "supervisor", (), folder / "supervisor.log")
+    fleet._retire("decode-7")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        fleet._adopt({"id": "decode-7", "process": "decode_worker", "pid": process.pid, "addresses": {"rpc": "x"}})
+        await fleet.members["decode-7"].kill()
+        await asyncio.gather(*fleet._tasks)
+    assert (fleet.problems, "decode-7" in fleet.members) == ([], False)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_supervisor_whose_router_was_killed_before_it_was_up_is_started_again(folder: Path) -> None:

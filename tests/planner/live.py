@@ -50,7 +50,12 @@ class Planned:
         """Returns when it listens."""
         ready = asyncio.Event()
         supervisor = self.service.supervisor
-        await self._planner.enter_async_context(live_planner(supervisor, lambda address: ready.set()))
+
+        def tell(line: str, *, event: str, **fields: Any) -> None:
+            if event == "planner":
+                ready.set()
+
+        await self._planner.enter_async_context(live_planner(supervisor, tell))
         await asyncio.wait_for(ready.wait(), WAIT_S)
 
     async def kill_planner(self) -> None:

@@ -2,14 +2,16 @@
 workers: `baton up`, or the control actor on a Ray cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.planning.supervisor_connector import SupervisorConnector
 from baton.service.supervisor import Supervisor
 from baton_proto.planner import DECODE, PREFILL, Role
+from baton.service.telling import Tell
 from planner.service import PlannerService
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.serving import ServingConfig, for_prefill_worker
@@ -29,24 +31,22 @@ class LivePlanner:
 
 
 @asynccontextmanager
-async def live_planner(
-    supervisor: Supervisor, on_ready: Callable[[str], None] = lambda address: None
-) -> AsyncIterator[LivePlanner]:
+async def live_planner(supervisor: Supervisor, tell: Tell) -> AsyncIterator[LivePlanner]:
     """Plans for the workers of a started supervisor until the context ends; effects in flight are then cancelled.
-    `on_ready` gets HOST:PORT of the metrics once the planner answers operators. Raises UnavailableError when NATS does
-    not answer, ConfigError when the journal cannot be written."""
+    `tell` hears when it answers operators, and what it ends. Raises UnavailableError when NATS does not answer,
+    ConfigError when the journal cannot be written."""
     config, keys = supervisor.launcher.here(supervisor.config), supervisor.keys
     machines = supervisor.launcher.machines
     assert config.nats.url is not None, "not started"
     async with AsyncExitStack() as closing:
         nats = await connect(config.nats.url, "planner", config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
-        connector = SupervisorConnector(supervisor)
+        connector = SupervisorConnector(supervisor, tell)
         closing.push_async_callback(connector.close)
         service = PlannerService(
             config, nats, connector, gpu_budget(config, machines), gpus_per_worker(config, machines), keys
         )
-        task = asyncio.create_task(service.run(on_ready), name="planner")
+        task = asyncio.create_task(service.run(partial(_tell_ready, tell)), name="planner")
         closing.push_async_callback(end_tasks, task)
         yield LivePlanner(service, connector)
 
@@ -68,3 +68,6 @@ def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int
     if not uses_gpus(config, machines):
         return {PREFILL: 1, DECODE: 1}
     return {PREFILL: for_prefill_worker(config).engine.tensor_parallel, DECODE: config.engine.tensor_parallel}
+def _tell_ready(tell: Tell, address: str) -> None:
+    url = f"http://{address}/metrics"
+    tell(f"planner at work, metrics on {url}", event="planner", metrics=url)

@@ -25,7 +25,7 @@ class RunningPlanner:
         if self._supervisor.config.planner.enabled:
             from baton.service.planning.live_planner import live_planner  # late: numpy takes time to load
 
-            self._planner = await self._context.enter_async_context(live_planner(self._supervisor, self._tell_ready))
+            self._planner = await self._context.enter_async_context(live_planner(self._supervisor, self._tell))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -43,7 +43,3 @@ class RunningPlanner:
         finally:
             await self.__aexit__()
             await self.__aenter__()
-
-    def _tell_ready(self, address: str) -> None:
-        url = f"http://{address}/metrics"
-        self._tell(f"planner at work, metrics on {url}", event="planner", metrics=url)

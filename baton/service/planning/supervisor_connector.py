@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 
 from baton.service.supervisor import Supervisor
+from baton.service.telling import Tell
 from baton_proto.planner import ALL_VERBS, ROLES, Role, Verb
 from planner.acting.connector import ConnectorError, WorkerProcess
 from planner.policy import pace
@@ -22,6 +23,7 @@ from runtime.end_task import end_tasks
 from runtime.errors import BatonError, WorkerLostError
 from runtime.processes.process import ProcessFailedError
 
+ENDING: Final[tuple[Verb, ...]] = ("remove", "drain", "flip")
 END_S: Final = 5.0  # of a drain's deadline kept for the end of the process
 
 log = structlog.get_logger()
@@ -32,9 +34,10 @@ class SupervisorConnector:
 
     verbs = ALL_VERBS
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, tell: Tell) -> None:
         config = supervisor.config
         self._supervisor = supervisor
+        self._tell = tell
         self._drain_s = max(END_S, pace.DRAIN_DEADLINE_S - config.workers.drain_timeout_s - END_S)
         self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
         self._flipping: dict[str, Role] = {}  # worker id -> the role that it had
@@ -77,6 +80,8 @@ class SupervisorConnector:
         key = verb, worker_id
         task = self._tasks.get(key)
         if task is None:
+            if verb in ENDING and self._supervisor.children.living(worker_id) is not None:
+                self._tell(f"{worker_id} drains: the planner wants it so", event="drains", id=worker_id)
             task = self._tasks[key] = asyncio.create_task(work(), name=f"{verb} {worker_id}")
             task.add_done_callback(lambda done: self._ended(key, done))
         try:

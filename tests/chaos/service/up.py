@@ -88,7 +88,7 @@ class Adopted(Member):
 @dataclass(eq=False)
 class Up(Member):
     """`baton up --json`. `on_ready` hears of each process that it has started, `on_drain` the name of each one that a
-    roll-out ends."""
+    roll-out or the planner ends."""
 
     on_ready: Callable[[dict[str, Any]], None] = lambda news: None
     on_drain: Callable[[str], None] = lambda name: None
@@ -133,6 +133,7 @@ class UpFleet(Fleet):
     _router_deaths: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS))
     _rolled: asyncio.Event = field(default_factory=set_event)  # no roll-out is under way
     _changed: int = 0  # the life of the supervisor whose service has the other settings
+    _drained: set[str] = field(default_factory=set)  # workers that were told to end before they were ready
 
     def complete(self) -> bool:
         counts = all(len(self.of(kind)) == count for kind, count in self._wanted.items())
@@ -173,6 +174,8 @@ class UpFleet(Fleet):
         if member.alive or self.members.get(member.name) is not member:
             return
         supervisor = self.members[SUPERVISOR]
+        if member is supervisor:
+            self._drained.clear()  # the next one may give the names again
         for one in self.ends_with(member):
             one.expected_end = True
             if member is supervisor and one is not supervisor:
@@ -231,15 +234,20 @@ class UpFleet(Fleet):
         self.known[member.name] = kind
         self._note_pids(member)
         self._open_door(member)
+        if member.name in self._drained:
+            self._drained.remove(member.name)
+            self._retire(member.name)
         self._go(self._tend_adopted(member))
 
     def _retire(self, name: str) -> None:
         """Notes that nothing warrants an error: others take a worker's new requests, and a router ends its own."""
         member = self.members.get(name)
-        if member is not None:
-            member.expected_end, member.retired = True, True
-            if member.kind != "router":
-                self._left(member)
+        if member is None:
+            self._drained.add(name)
+            return
+        member.expected_end, member.retired = True, True
+        if member.kind != "router":
+            self._left(member)
 
     def _left(self, member: Member) -> None:
         now_s = time.monotonic()

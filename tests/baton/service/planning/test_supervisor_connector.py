@@ -43,9 +43,17 @@ async def service(launcher: Callable[[ServingConfig], Launcher]) -> AsyncIterato
         yield running
 
 
+@pytest.fixture
+def told() -> list[tuple[str, str]]:
+    """Events and ids."""
+    return []
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def connector(service: Service) -> AsyncIterator[SupervisorConnector]:
-    connector = SupervisorConnector(service.supervisor)
+async def connector(service: Service, told: list[tuple[str, str]]) -> AsyncIterator[SupervisorConnector]:
+    connector = SupervisorConnector(
+        service.supervisor, lambda line, *, event, **fields: told.append((event, fields["id"]))
+    )
     yield connector
     await connector.close()
     service.note_pids()
@@ -77,7 +85,7 @@ async def test_a_worker_that_is_added_twice_is_started_once_and_used_when_add_re
 
 
 async def test_a_drain_that_is_cancelled_goes_on_and_who_asks_again_waits_for_it(
-    service: Service, connector: SupervisorConnector
+    service: Service, connector: SupervisorConnector, told: list[tuple[str, str]]
 ) -> None:
     draining = asyncio.create_task(connector.drain("decode-7"))
     await asyncio.sleep(0)
@@ -92,6 +100,7 @@ async def test_a_drain_that_is_cancelled_goes_on_and_who_asks_again_waits_for_it
     assert "decode-7" not in await ready(service)
     await connector.drain("decode-7")  # of one that is gone
     await connector.remove("decode-7")
+    assert told == [("drains", "decode-7")]
 
 
 async def test_a_flip_keeps_the_id_and_shows_the_old_role_until_it_is_done(
