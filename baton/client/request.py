@@ -30,10 +30,12 @@ class Options(TypedDict, total=False):
     ignore_eos: bool | None
     logprobs: int | None  # alternatives per token; 0 gives the sampled token's alone
     prompt_logprobs: int | None  # as logprobs, of the prompt's tokens but the first
+    logprob_token_ids: Sequence[int] | None  # with logprobs: alternatives, instead of the best ones
     logit_bias: Mapping[int, float] | None
     bad_words: Sequence[str] | None  # texts that the answer must not have
     allowed_token_ids: Sequence[int] | None  # the answer has no other tokens
     vllm_xargs: str | None  # JSON of an object, for workers with vLLM alone
+    repetition_detection: Mapping[str, int] | None  # max_pattern_size, min_pattern_size, min_count; for vLLM alone
     n: int | None  # choices
     grammar: Mapping[str, Any] | None  # one of: json_schema, regex, choice (texts), ebnf, structural_tag, json_object
     # Of a chat:

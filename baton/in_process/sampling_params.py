@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from baton_proto import sampling
-from baton_proto.sampling import PARAMETERS
+from baton_proto.sampling import PARAMETERS, VLLM_ALONE
 from router.api.wishes.sampling_options import Options
 from runtime.errors import InvalidRequestError
 
@@ -22,8 +22,8 @@ class SamplingParams(sampling.SamplingParams, frozen=True, kw_only=True):
 
     def options(self) -> Options:
         """Raises InvalidRequestError for a value of another type."""
-        if self.vllm_xargs:
-            raise InvalidRequestError("vllm_xargs", "is for workers with vLLM alone; leave it out")
+        if name := next((name for name in VLLM_ALONE if getattr(self, name)), None):
+            raise InvalidRequestError(name, "is for workers with vLLM alone; leave it out")
         values = {name: value for name in PARAMETERS if (value := getattr(self, name)) is not None}
         given = {name: _typed(name, value, PARAMETERS[name].type) for name, value in values.items()}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop

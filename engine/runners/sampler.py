@@ -268,9 +268,12 @@ def _logprobs(logits: Tensor, token_ids: list[int], params: Run[SamplingParams])
         return {}
     raw = logits[_index(rows, logits)].float().log_softmax(dim=-1)
     chosen = raw.gather(1, _index([token_ids[row] for row in rows], logits)[:, None])[:, 0].tolist()
-    best = raw.topk(max(params[row].logprobs or 0 for row in rows), dim=-1)
+    best = raw.topk(max(0 if params[row].logprob_token_ids else params[row].logprobs or 0 for row in rows), dim=-1)
     answers = {}
     for i, (row, values, indices) in enumerate(zip(rows, best.values.tolist(), best.indices.tolist(), strict=True)):
         count = params[row].logprobs or 0
+        if asked := params[row].logprob_token_ids:
+            indices = list(dict.fromkeys((token_ids[row], *asked)))
+            values, count = raw[i, _index(indices, raw)].tolist(), len(indices)
         answers[row] = TokenLogprobs(chosen[i], list(zip(indices[:count], values[:count], strict=True)))
     return answers

@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 REFUSALS = (ValueError, TypeError, KeyError, AssertionError)
 """What vLLM's checks of a request raise."""
-FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
-"""Ours by vLLM's; any other one is an error."""
+FINISHES = ("stop", "length", "repetition")
+"""Ours and vLLM's; any other one is an error."""
 OTHER_TURN = "recomputing the answer gave other tokens than those already sent"
 
 
@@ -104,7 +104,7 @@ class VllmEngine:
         """An EngineCoreRequest. Raises what vLLM's checks raise."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
         sampling, tokens = sequence.sampling, self._prompt(sequence)
         arguments = vllm_sampling(sampling, len(tokens) - sequence.num_prompt_tokens, self._eos_token_ids)
@@ -112,6 +112,8 @@ class VllmEngine:
             arguments |= first_token_alone(arguments)
         elif sampling.grammar is not None:
             arguments["structured_outputs"] = StructuredOutputsParams(**vllm_grammar(sampling.grammar))
+        if sampling.repetition_detection:
+            arguments["repetition_detection"] = RepetitionDetectionParams(**sampling.repetition_detection)
         arguments |= self._transfer(sequence)
         prompt = TokensPrompt(type="token", prompt_token_ids=tokens)
         if (salt := salt_of(sequence.hash_seed)) is not None:
@@ -233,7 +235,7 @@ class VllmEngine:
         if reason not in FINISHES:
             return "error", None, f"vLLM ended the request: {reason}"
         stop_token = item.new_token_ids[-1] if reason == "stop" and item.new_token_ids else None
-        return FINISHES[reason], stop_token, None
+        return reason, stop_token, None
 
     def _note_events(self, request_id: str, item: Any) -> None:
         for event in item.events or ():
@@ -251,13 +253,14 @@ class VllmEngine:
         sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
-        """vLLM's rows have the sampled token first, then the best ones."""
+        """vLLM's rows have the sampled token first, then the best ones or those that were asked for."""
         wanted, rows = sequence.sampling.logprobs, item.new_logprobs
         if wanted is None or rows is None:
             return []
         ids, values = rows[0].tolist(), rows[1].tolist()
+        first = 0 if sequence.sampling.logprob_token_ids else 1
         return [
-            TokenLogprobs(of[0], list(zip(row[1 : 1 + wanted], of[1 : 1 + wanted], strict=True)))
+            TokenLogprobs(of[0], list(dict(zip(row[first : 1 + wanted], of[first : 1 + wanted], strict=True)).items()))
             for row, of in zip(ids, values, strict=True)
         ]
 

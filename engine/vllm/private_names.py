@@ -51,6 +51,7 @@ NAMES: Final = (
     *_of("vllm", "SamplingParams", "a request"),
     *_of("vllm.inputs", "TokensPrompt", "a request's prompt"),
     *_of("vllm.sampling_params", "StructuredOutputsParams", "a request's grammar"),
+    *_of("vllm.sampling_params", "RepetitionDetectionParams", "when an answer ends that repeats itself"),
     *_of(CONFIG, "KVEventsConfig", "KV events"),
     *_of(CONFIG, "StructuredOutputsConfig", "the library of grammars"),
     *_of(f"{CONFIG}:VllmConfig", "cache_config model_config", "a worker's size"),

@@ -12,7 +12,6 @@ SAME_NAME = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
-    "logprobs",
     "prompt_logprobs",
     "logit_bias",
 )
@@ -28,9 +27,12 @@ TRANSLATED = (
     "bad_words",
     "allowed_token_ids",
     "vllm_xargs",
+    "logprobs",
+    "logprob_token_ids",
+    "repetition_detection",
 )
 """Parameters whose value is another one for vLLM."""
-OF_OUTPUT = ("presence_penalty", "frequency_penalty", "bad_words", "grammar")
+OF_OUTPUT = ("presence_penalty", "frequency_penalty", "bad_words", "grammar", "repetition_detection")
 """Parameters that look at the output alone, while vLLM takes the output of a lost worker for a part of the prompt."""
 
 GRAMMAR_FIELDS: dict[GrammarKind, str] = {
@@ -59,6 +61,9 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
     ignores_eos = sampling.ignore_eos and sampling.grammar is None
     if not ignores_eos:
         ends |= eos_token_ids
+    # Versions that do not know the ids are not told of them.
+    ids = sampling.logprob_token_ids
+    logprobs = {"logprobs": None, "logprob_token_ids": list(ids)} if ids else {"logprobs": sampling.logprobs}
     return {name: getattr(sampling, name) for name in SAME_NAME} | {
         "logit_bias": dict(sampling.logit_bias) or None,
         "bad_words": list(sampling.bad_words),
@@ -70,7 +75,9 @@ def vllm_sampling(sampling: SamplingParams, num_replayed: int, eos_token_ids: fr
         "min_tokens": max(0, sampling.min_tokens - num_replayed),
         "stop_token_ids": sorted(ends),
         "ignore_eos": ignores_eos,
+        "repetition_detection": dict(sampling.repetition_detection) or None,
         "detokenize": False,
+        **logprobs,
     }
 
 

@@ -6,7 +6,7 @@ checks and the engine's choice of a sampler derive from it.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta, Struct
 
@@ -18,9 +18,13 @@ MAX_SEED = 2**63 - 1
 MAX_BAD_WORDS = 128
 MAX_ALLOWED = 16384  # token ids
 MAX_XARGS = 64
+MAX_LOGPROB_IDS = 128
 MAX_PROMPT_LOGPROBS = 100_000  # values of a prompt, alternatives included: 8 bytes each, and a COMMIT takes 1 MiB
+MAX_PATTERN = 1024  # tokens of a pattern, and how often it comes: vLLM looks at all of them at each token
+VLLM_ALONE = ("vllm_xargs", "repetition_detection")
+"""Parameters that our own engine has no use for."""
 
-
+Repetition = dict[Literal["min_pattern_size", "max_pattern_size", "min_count"], Small]
 Word = Annotated[tuple[Small, ...], Rows]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _XArg = Text | _Int64 | float | Annotated[list[Text | _Int64 | float], Meta(max_length=MAX_XARGS)]
@@ -83,6 +87,13 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
         tuple[Small, ...], Meta(max_length=MAX_ALLOWED), Rule(needs=Needs.MASK, most=MAX_ALLOWED, least=1)
     ] = ()
     vllm_xargs: Annotated[XArgs, Rule(most=MAX_XARGS)] = {}  # vLLM's alone
+    # The alternatives of each token, behind the sampled one; `logprobs` is their number, whatever the caller gave.
+    logprob_token_ids: Annotated[
+        tuple[Small, ...], Meta(max_length=MAX_LOGPROB_IDS), Rule(needs=Needs.LOGITS, most=MAX_LOGPROB_IDS)
+    ] = ()
+    # vLLM's alone: an answer ends that has `min_count` times the same tokens in a row, `min_pattern_size` to
+    # `max_pattern_size` of them.
+    repetition_detection: Annotated[Repetition, Meta(max_length=3), Rule()] = {}
     # No parameters of a request:
     is_seeded: bool = False  # the seed is the caller's
     bad_word_ids: Annotated[tuple[Word, ...], Meta(max_length=2 * MAX_BAD_WORDS)] = ()  # see bad_words.py
@@ -128,7 +139,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
     """Log-probabilities of the raw distribution (before temperature, penalties and bias), as OpenAI gives them."""
 
     logprob: float
-    top: Annotated[list[tuple[Small, float]], Rows]  # (token id, logprob), best first
+    top: Annotated[list[tuple[Small, float]], Rows]  # (token id, logprob), best first, or see logprob_token_ids
 
 
 class PromptLogprobs(Struct, frozen=True, array_like=True):

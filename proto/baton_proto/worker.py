@@ -116,7 +116,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     logprobs: Annotated[list[TokenLogprobs], Rows] = []
     cached_tokens: Small | None = None  # with the first token: prompt tokens that were cached
     handoff: Handoff | None = None  # with the first token of a remote prefill
-    finish: Name | None = None  # "stop" | "length" | "cancelled"
+    finish: Name | None = None  # "stop" | "length" | "repetition" | "cancelled"
     stop_token: Small | None = None  # the EOS or stop token that ended it, which is the last of token_ids
     failure: Failure | None = None
     timeline: Timeline | None = None  # with the first token

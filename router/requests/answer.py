@@ -13,6 +13,8 @@ from router.text.detokenizer import MAX_UNFINISHED
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
+REPETITION = "repetition_detected"  # a stop reason, as vLLM has it
+
 
 class Answer:
     def __init__(self, tokenizer: Tokenizer, request: GenerateRequest, index: int) -> None:
@@ -71,6 +73,8 @@ class Answer:
 
     def _stop_reason(self, finish: str | None, stop_token: int | None) -> int | str | UnsetType:
         """The model's own end is none."""
+        if finish == "repetition":
+            return REPETITION
         if finish in (None, "length"):
             return UNSET
         stop_token_of_request = UNSET if stop_token not in self._stops or stop_token is None else stop_token
@@ -131,7 +135,7 @@ class _Parts:
 
     def end(self, text: str, finish: str) -> str:
         """Returns the finish reason."""
-        self._add(self._parser.push(text) + self._parser.end(finish == "length"))
+        self._add(self._parser.push(text) + self._parser.end(finish != "stop"))
         return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
 
     def taken(self) -> Parsed:

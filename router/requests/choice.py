@@ -343,7 +343,7 @@ class Choice:
             weights = weights or delta.weights
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
-        finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length") else None
+        finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length", "repetition") else None
         if not token_ids and finish is None:
             return None
         self._answer.weights = weights

@@ -57,7 +57,7 @@ class Piece(Struct, frozen=True, gc=False):
     index: int
     token_ids: list[int]
     text: str
-    finish_reason: str | None = None  # "stop" | "length" | "tool_calls"
+    finish_reason: str | None = None  # "stop" | "length" | "tool_calls" | "repetition"
     logprobs: list[TokenLogprobs] = []  # one per token, or none
     parsed: Parsed | None = None  # with GenerateRequest.parsing; it may lag behind `text`
     stop_reason: int | str | UnsetType = UNSET  # the stop string or stop token of the request that has ended the choice

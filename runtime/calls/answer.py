@@ -54,7 +54,7 @@ class Piece:
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob]
-    finish_reason: str  # "stop" | "length" | "tool_calls" on the choice's last piece, else ""
+    finish_reason: str  # "stop" | "length" | "tool_calls" | "repetition" on the choice's last piece, else ""
     parts: list[Part] = field(default_factory=list)  # for chats that ask for them
 
 
@@ -62,7 +62,7 @@ class Piece:
 class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""  # "stop" | "length" | "tool_calls"; "" while it is being written
+    finish_reason: str = ""  # "stop" | "length" | "tool_calls" | "repetition"; "" while it is being written
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens but the first
     content: str = ""  # this and what follows: of chats that ask for parts

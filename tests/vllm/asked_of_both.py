@@ -27,6 +27,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "without the tokens of training": {"add_special_tokens": False, "return_token_ids": True},
     "log-probabilities": {"logprobs": 3},
     "log-probabilities by ids": {"logprobs": 1, "return_tokens_as_token_ids": True},
+    "log-probabilities of given tokens": {"logprobs": 1, "logprob_token_ids": [7042, 504, 282]},
     "an echo": {"echo": True},
     "an echo of token ids": {"prompt": [504, 3575, 2, 4649, 314], "echo": True, "logprobs": 0},
     "an echo with log-probabilities": {"echo": True, "logprobs": 2},
@@ -44,6 +45,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 CHATS: dict[str, dict[str, Any]] = {
     "plain": {},
     "log-probabilities": {"logprobs": True, "top_logprobs": 2},
+    "log-probabilities of given tokens": {"logprobs": True, "logprob_token_ids": [7042, 504]},
     "of the prompt": {"prompt_logprobs": 1, "return_token_ids": True},
     "a stop string that is shown": {"stop": ["Paris"], "include_stop_str_in_output": True},
     "special tokens": {"skip_special_tokens": False, "max_tokens": 40},

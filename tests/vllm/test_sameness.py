@@ -21,6 +21,10 @@ from tests.vllm.test_external_workers import FLAGS, MAX_TOKENS, sections
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 TOLD = ("text", "finish_reason", "stop_reason", "token_ids", "prompt_token_ids", "logprobs", "prompt_logprobs")
+COMPLETIONS = "/v1/completions"
+XARGS = {"model": "smollm2", "prompt": "a", "vllm_xargs": {"a": [1, "b"]}, "max_tokens": 1}
+LOOPS = {"model": "smollm2", "prompt": "ha ha ha ha ha ha ha ha ha ha", "max_tokens": 100, "temperature": 0}
+LOOPS |= {"repetition_detection": {"max_pattern_size": 4, "min_count": 5}, "return_token_ids": True}
 CLOSE = 2e-3  # between log-probabilities of two engines, in nats
 FIELDS = """
 import json
@@ -43,22 +47,29 @@ async def test_answers_are_those_of_the_server(vllm_python: Path, tmp_path: Path
     try:
         await server.start()
         answers = {name: await asked(server.address, path, body) for name, path, body in bodies()}
+        looped = await asked(server.address, COMPLETIONS, LOOPS)
+        assert looped["choices"][0]["finish_reason"] == "repetition"
         async with running_service("smollm2", 0, 0, **sections(gpu_one=server)) as service:
             await answers_are(service, answers)
-            xargs = {"model": "smollm2", "prompt": "a", "vllm_xargs": {"a": [1, "b"]}, "max_tokens": 1}
-            assert "choices" in await asked(service.http_url, "/v1/completions", xargs)
+            await what_vllm_alone_has_is(service, looped)
     finally:
         await server.close()
     ours: dict[str, Any] = {"engine": {"block_size": BLOCK, "max_model_len": MAX_TOKENS}}
     async with running_service("smollm2", 0, 1, **ours) as service:
         await answers_are(service, answers)
-        refused = await asked(service.http_url, "/v1/completions", xargs)
-        assert "vllm_xargs: workers with vLLM alone have a use for it" in refused["error"]["message"]
+        for name, body in (("vllm_xargs", XARGS), ("repetition_detection", LOOPS)):
+            refused = await asked(service.http_url, COMPLETIONS, body)
+            assert f"{name}: workers with vLLM alone have a use for it" in refused["error"]["message"]
     workers = {"engine": "vllm", "python": str(vllm_python), "ready_timeout_s": START_S}
     engine = ours["engine"] | {"kv_memory": "256MiB"}
     async with running_service("smollm2", 0, 1, workers=workers, engine=engine) as service:
         await answers_are(service, answers)
-        assert "choices" in await asked(service.http_url, "/v1/completions", xargs)
+        await what_vllm_alone_has_is(service, looped)
+
+
+async def what_vllm_alone_has_is(service: Service, looped: dict[str, Any]) -> None:
+    assert "choices" in await asked(service.http_url, COMPLETIONS, XARGS)
+    assert not [*differences(looped, await asked(service.http_url, COMPLETIONS, LOOPS))]
 
 
 async def answers_are(service: Service, answers: dict[str, Any]) -> None:

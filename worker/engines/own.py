@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from baton_proto.sampling import SamplingParams
+from baton_proto.sampling import VLLM_ALONE, SamplingParams
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
@@ -39,7 +39,8 @@ log = structlog.get_logger()
 
 def refusal(sampling: SamplingParams) -> str:
     """Why our own engine cannot serve a request; empty when it can."""
-    return "vllm_xargs: workers with vLLM alone have a use for it; leave it out" if sampling.vllm_xargs else ""
+    name = next((name for name in VLLM_ALONE if getattr(sampling, name)), None)
+    return "" if name is None else f"{name}: workers with vLLM alone have a use for it; leave it out"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

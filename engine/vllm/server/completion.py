@@ -91,8 +91,11 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
         body["cache_salt"] = salt
     if sequence.priority:
         body["priority"] = -sequence.priority
+    if "logprob_token_ids" in body:
+        body["logprobs"] = 1  # any number: its server wants one
     if sequence.prefill_only:
         body |= FOR_ANOTHER
+        body.pop("logprob_token_ids", None)
     elif sequence.transfer:
         body["kv_transfer_params"] = msgspec.Raw(sequence.transfer)
     streams = not sequence.prefill_only and sampling.prompt_logprobs is None

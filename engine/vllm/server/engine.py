@@ -82,7 +82,14 @@ class ExternalEngine(VllmEngine):
         return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:
-        wanted = sequence.sampling.logprobs
+        wanted, ids = sequence.sampling.logprobs, sequence.sampling.logprob_token_ids
+        if ids:
+            told = [(row.logprob, dict(row.top)) for row in item.new_logprobs]
+            names = [dict.fromkeys((sampled, *ids)) for sampled in item.new_token_ids]
+            return [
+                TokenLogprobs(logprob, [(one, top[one]) for one in asked])
+                for (logprob, top), asked in zip(told, names, strict=True)
+            ]
         return [] if wanted is None else [TokenLogprobs(row.logprob, row.top[:wanted]) for row in item.new_logprobs]
 
     def _prompt_logprobs(self, sequence: Sequence, item: Any) -> PromptLogprobs | None:

@@ -38,6 +38,7 @@ FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
+    "repetition": pb.FINISH_REASON_REPETITION,
 }
 TOOL_CHOICES = {pb.TOOL_CHOICE_AUTO: "auto", pb.TOOL_CHOICE_NONE: "none", pb.TOOL_CHOICE_REQUIRED: "required"}
 HARMLESS_CHOICES = (pb.TOOL_CHOICE_AUTO, pb.TOOL_CHOICE_NONE)  # where there are no tools

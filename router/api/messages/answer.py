@@ -22,7 +22,12 @@ from router.api.messages.output import (
 from router.parsing.events import Arguments, CallBegun, CallCut, Event, Reasoning, Text
 from router.requests.request import Finished, Piece
 
-STOP_REASONS: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+STOP_REASONS: Mapping[str, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "repetition": "end_turn",  # Anthropic's API has no reason of its own for it
+}
 ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     404: "not_found_error",

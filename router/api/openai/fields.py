@@ -56,8 +56,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
-    "logprob_token_ids": ([],),
-    "repetition_detection": (),
     "return_prompt_text": (False,),
     "routed_experts_prompt_start": (0,),
     "watermarking": (True,),

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from baton_proto.grammar import Grammar
-from baton_proto.sampling import GREEDY_BELOW, PARAMETERS, Parameter, SamplingParams, XArgs
+from baton_proto.sampling import GREEDY_BELOW, MAX_PATTERN, PARAMETERS, Parameter, SamplingParams, XArgs
 from runtime.checkpoint.model_config import read_object
-from runtime.errors import ConfigError, InvalidRequestError, ModelError
+from runtime.errors import ConfigError, InvalidRequestError, ModelError, shown
 
 N = TypeVar("N", int, float)
 
@@ -25,6 +25,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024  # of each: what might begin one is held back
 MAX_WORD_CHARS = 256
 MAX_XARGS_BYTES = 16 * 1024  # as JSON
+OF_REPETITION = ("min_pattern_size", "max_pattern_size", "min_count")
 XARGS_OF_SERVERS = ("kv_transfer_params", "ec_transfer_params")  # a connector of vLLM's would follow them
 
 AS_NAMED = [name for name in PARAMETERS if name != "grammar"]
@@ -88,6 +89,11 @@ def check_sampling(options: Options, vocab_size: int, defaults: Mapping[str, Any
         values = {name: value for name, value in values.items() if name not in OF_DRAWING}
     for name, value in options.given.items():
         values[name] = _checked(PARAMETERS[name], options.name_of(name), value, vocab_size)
+    if ids := values.get("logprob_token_ids"):
+        if values.get("logprobs") is None:
+            problem = f"needs {options.name_of('logprobs')}, whose number it then decides"
+            raise InvalidRequestError(options.name_of("logprob_token_ids"), problem)
+        values["logprobs"] = len(ids)
     return SamplingParams(**values, is_seeded="seed" in values)
 
 
@@ -107,6 +113,8 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
         case Mapping() if parameter.name == "vllm_xargs":
             _check_xargs(name, value)
             return dict(value)
+        case Mapping() if parameter.name == "repetition_detection":
+            return _checked_repetition(name, value)
         case int() | float():
             check_range(name, value, rule.low, rule.high, rule.open_below)
             return parameter.default if value == rule.off else value
@@ -117,6 +125,20 @@ def _checked(parameter: Parameter, name: str, value: Any, vocab_size: int) -> An
             return dict(value)
     check_in_vocabulary(name, value, vocab_size)
     return tuple(dict.fromkeys(value))
+
+
+def _checked_repetition(name: str, value: Mapping[str, int]) -> dict[str, int]:
+    """Nothing where a pattern has no token."""
+    for theirs, number in value.items():
+        if theirs not in OF_REPETITION:
+            raise InvalidRequestError(f"{name}.{shown(theirs)}", f"is unknown; {', '.join(OF_REPETITION)} are known")
+        check_range(f"{name}.{theirs}", number, 0, MAX_PATTERN)
+    least, most, count = (value.get(theirs, 0) for theirs in OF_REPETITION)
+    if least > most:
+        raise InvalidRequestError(f"{name}.min_pattern_size", f"is {least}, above max_pattern_size, which is {most}")
+    if most:
+        check_range(f"{name}.min_count", count, 2, MAX_PATTERN)
+    return dict(value) if most else {}
 
 
 def _check_texts(name: str, texts: Sequence[str], most: int) -> None:

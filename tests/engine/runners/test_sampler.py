@@ -250,13 +250,14 @@ def test_a_bad_word_is_not_completed_and_none_is_forbidden_where_nothing_would_b
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
-    logits = random_logits(3)
+    logits = random_logits(4)
     sequences = [
         sequence(temperature=0.0, logprobs=3, logit_bias={7: 100.0}),
         sequence(temperature=0.0),
         sequence(temperature=0.0, logprobs=0),
+        sequence(temperature=0.0, logprobs=3, logprob_token_ids=(9, 7, 2), logit_bias={7: 100.0}),
     ]
-    first, second, third = Sampler(EOS).sample(logits, sequences)
+    first, second, third, fourth = Sampler(EOS).sample(logits, sequences)
     raw = logits.log_softmax(-1)
     assert first.token_id == 7
     assert first.logprobs is not None
@@ -266,6 +267,9 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     assert second.logprobs is None
     assert third.logprobs is not None
     assert third.logprobs.top == []
+    assert fourth.logprobs is not None
+    assert [token_id for token_id, _ in fourth.logprobs.top] == [7, 9, 2], "the sampled one first"
+    assert [value for _, value in fourth.logprobs.top] == pytest.approx(raw[3, [7, 9, 2]].tolist())
 
 
 def test_a_tiny_temperature_is_greedy() -> None:

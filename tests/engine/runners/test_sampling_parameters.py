@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton_proto.sampling import PARAMETERS, Needs, Parameter, SamplingParams
+from baton_proto.sampling import PARAMETERS, VLLM_ALONE, Needs, Parameter, SamplingParams
 from engine.runners.sampler import Sampler
 from engine.sequences.batch import SampledToken
 from engine.sequences.sequence import PENDING, Sequence
@@ -14,7 +14,8 @@ EOS = (3,)
 VOCAB = 40
 OUTPUT = list(range(5, 25))
 ROWS = pytest.mark.parametrize("row", PARAMETERS.values(), ids=list(PARAMETERS))
-ROUTERS = ("bad_words", "vllm_xargs")  # engines know the words by their tokens, ours no xargs
+ROUTERS = ("bad_words", *VLLM_ALONE, "logprob_token_ids")
+"""Engines know the words by their tokens, ours nothing of vLLM alone, and ids come with `logprobs`: test_sampler.py."""
 MASKS = ("grammar", "bad_words", "allowed_token_ids")
 GRAMMAR = ("grammar",)  # needs a matcher: tests/baton/test_grammars.py
 ENGINES = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")  # decide about the end of a sequence

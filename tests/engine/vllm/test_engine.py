@@ -208,6 +208,13 @@ async def test_an_error_of_vllms_ends_the_request_with_its_reason(scene: Scene) 
     assert (await scene.call(lambda engine: engine.load())).blocks_used == 0
 
 
+async def test_an_answer_that_repeats_itself_ends_as_such(scene: Scene) -> None:
+    await scene.call(lambda engine: engine.add(sequence("one")))
+    scene.core.outputs.put_nowait(step(item("one", [9], "repetition")))
+    (out,) = (await scene.news()).outputs
+    assert (out.token_ids, out.finish, out.stop_token, out.error) == ([9], "repetition", None, None)
+
+
 async def test_news_that_cannot_be_read_end_their_request_alone(scene: Scene) -> None:
     await scene.call(lambda engine: (engine.add(sequence("one", logprobs=1)), engine.add(sequence("two"))))
     wrong = item("one", [8])

@@ -66,3 +66,6 @@ def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(
 
 def test_what_vllm_alone_has_is_refused_by_name() -> None:
     assert refusal(SamplingParams(max_tokens=1, vllm_xargs={"a": 1})).startswith("vllm_xargs: ")
+    loops = SamplingParams(max_tokens=1, repetition_detection={"max_pattern_size": 3, "min_count": 2})
+    assert refusal(loops).startswith("repetition_detection: ")
+    assert not refusal(SamplingParams(max_tokens=1))

@@ -43,6 +43,8 @@ OTHER_VALUES: dict[str, Any] = {
     "bad_words": ("no",),
     "allowed_token_ids": (3, 4),
     "vllm_xargs": {"a": [1, "b"]},
+    "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+    "logprob_token_ids": (3, 4),
     "grammar": Grammar("regex", "[ab]+"),
 }
 
@@ -133,6 +135,16 @@ def test_log_probabilities_of_a_prompt_come_with_the_whole_answer_the_best_first
         answer = msgspec.json.encode({"choices": [choice | {"prompt_logprobs": wrong}]})
         with pytest.raises(ProtocolError, match="log-probabilities of a prompt"):
             whole_item_of(asked, answer)
+
+
+async def test_alternatives_are_those_that_were_asked_for_behind_the_sampled_token() -> None:
+    made, core, _ = engine()
+    made.add(sequence([3, 4], logprobs=2, logprob_token_ids=(8, 7)))
+    core.news = News([Item("r/1", [5], [TokenLogprobs(-1.0, [(7, -0.5), (5, -1.0), (8, -2.0)])])])
+    (told,) = (await made.next_step()).outputs
+    assert told.logprobs == [TokenLogprobs(-1.0, [(5, -1.0), (8, -2.0), (7, -0.5)])]
+    prompt = Sequence("p", [3], 1, SamplingParams(max_tokens=1, logprobs=1, logprob_token_ids=(8,)), prefill_only=True)
+    assert "logprob_token_ids" not in body(prompt)
 
 
 async def test_what_is_offered_is_forgotten_with_the_first_token() -> None:

@@ -18,7 +18,8 @@ from tests.router.operator_questions import make_questions
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.tiny_model import VOCAB_SIZE
 
-NUMBERS_AND_LISTS = [row for row in PARAMETERS.values() if row.name not in ("grammar", "bad_words", "vllm_xargs")]
+OTHERS = ("grammar", "bad_words", "vllm_xargs", "logprob_token_ids", "repetition_detection")
+NUMBERS_AND_LISTS = [row for row in PARAMETERS.values() if row.name not in OTHERS]
 """tests/router/api/wishes/test_grammar_fields.py and test_validation.py have the others."""
 ROWS = pytest.mark.parametrize("row", NUMBERS_AND_LISTS, ids=[row.name for row in NUMBERS_AND_LISTS])
 OPTIONS_OF_THE_ROUTER = {"stop", "n"}  # no engine sees them

@@ -140,6 +140,12 @@ async def test_choices_differ_by_their_seed_alone(frontend: Frontend) -> None:
         ({"vllm_xargs": {"a": [0] * 65}}, "vllm_xargs", "length <= 64"),
         ({"vllm_xargs": {"a": 2**63}}, "vllm_xargs", "<= 9223372036854775807"),
         ({"vllm_xargs": {"kv_transfer_params": "x"}}, "vllm_xargs.kv_transfer_params", "leave it out"),
+        ({"repetition_detection": {"count": 2}}, "repetition_detection.'count'", "is unknown; min_pattern_size"),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count", "at least 2"),
+        ({"repetition_detection": {"max_pattern_size": 1025}}, "repetition_detection.max_pattern_size", "at most 1024"),
+        ({"repetition_detection": {"min_pattern_size": 2}}, "repetition_detection.min_pattern_size", "is 2, above max"),
+        ({"logprob_token_ids": [5], "names": {"logprobs": "top_logprobs"}}, "logprob_token_ids", "needs top_logprobs"),
+        ({"logprob_token_ids": [512], "logprobs": 1}, "logprob_token_ids", "not in the vocabulary"),
         ({"n": 0}, "n", "at least 1"),
         ({"n": 17}, "n", "at most 16"),
     ],
@@ -163,6 +169,11 @@ async def test_a_bad_word_is_forbidden_as_it_stands_and_behind_a_space(frontend:
     assert list(long[0]) == encode("two words").tolist()
 
 
+async def test_given_alternatives_decide_how_many_there_are(frontend: Frontend) -> None:
+    (sampling,) = (await check(frontend, logprobs=1, logprob_token_ids=[5, 7, 9])).sampling
+    assert (sampling.logprobs, sampling.logprob_token_ids) == (3, (5, 7, 9))
+
+
 async def test_what_vllm_alone_has_is_taken_as_it_is(frontend: Frontend) -> None:
     xargs = {"a": 1, "b": [0.5, "c"]}
     assert (await check(frontend, vllm_xargs=xargs)).sampling[0].vllm_xargs == xargs
@@ -171,6 +182,15 @@ async def test_what_vllm_alone_has_is_taken_as_it_is(frontend: Frontend) -> None
     for wrong in ("[]", '{"a": {}}', "{"):
         with pytest.raises(InvalidRequestError, match="vllm_xargs"):
             options_of(pb.SamplingOptions(vllm_xargs=wrong))
+
+
+async def test_a_repetition_that_has_no_token_is_none(frontend: Frontend) -> None:
+    loops = {"max_pattern_size": 3, "min_count": 2}
+    for told in (loops, {"max_pattern_size": 0, "min_count": 0}):
+        options = options_of(pb.SamplingOptions(repetition_detection=told))
+        wanted = (await check(frontend, repetition_detection=told)).sampling[0].repetition_detection
+        assert wanted == (await validate(frontend, CALL, "Hello", options)).sampling[0].repetition_detection
+        assert wanted == (loops if told is loops else {})
 
 
 async def test_values_at_their_limits_are_taken(frontend: Frontend) -> None:
