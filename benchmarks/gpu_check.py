@@ -32,7 +32,7 @@ from engine.core.engine import Engine
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.loading.loaded_model import load_model
-from engine.model.attention import StepAttention
+from engine.model.attention import LayerAttention, StepAttention
 from engine.model.weights import Weights
 from engine.runners.auto import flash_is_available
 from engine.sequences.batch import Batch, ScheduledSequence
@@ -198,8 +198,9 @@ def run_layers(
         shape = runner._buffer.shape(batch)
         runner._buffer.upload(runner._buffer.pack(batch, shape, {}))
         inputs = runner._buffer.view(shape)
-        attend = StepAttention(runner._attention, inputs, runner._slab, size if size > 1 else 0, None)
-        hidden = model.operations.embed(inputs.token_ids, model.embeddings)
+        alike = [LayerAttention(runner._attention, inputs)] * len(model.layers)
+        attend = StepAttention(alike, runner._slab, size if size > 1 else 0, None)
+        hidden = model.embed(inputs.token_ids)
         for index, layer in enumerate(model.layers):
             layer.forward(hidden, attend)
             layers[index].append(hidden.clone())

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.rope_config import Rope
 
 _SMALL = ModelConfig(
     architecture="qwen3",
@@ -15,8 +16,7 @@ _SMALL = ModelConfig(
     head_dim=128,
     max_position=40960,
     rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    rope_scaling=None,
+    rope=Rope(1e6, 128),
     tie_word_embeddings=True,
     dtype="bfloat16",
 )
@@ -38,7 +38,7 @@ SHAPES = {
         head_dim=64,
         max_position=8192,
         rms_norm_eps=1e-5,
-        rope_theta=1e5,
+        rope=Rope(1e5, 64),
     ),
 }
 """Qwen3-0.6B, Qwen3-8B and SmolLM2-135M"""

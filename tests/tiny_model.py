@@ -67,7 +67,7 @@ def write_tiny_model(folder: Path, *, architecture: str = "llama", seed: int = 0
 def tiny_config(architecture: str) -> dict[str, Any]:
     """config.json of the tiny model: 4 layers of 64, 4 query and 2 KV heads of 16."""
     return {
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[architecture]],
+        "architectures": [f"{architecture.capitalize()}ForCausalLM"],
         "model_type": architecture,
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -114,6 +114,10 @@ def tiny_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
             "mlp.up_proj": matrix(mlp, hidden, gain=2),
             "mlp.down_proj": matrix(hidden, mlp, gain=2),
         }
+        if config["model_type"] == "qwen2":
+            sizes = {"q_proj": query, "k_proj": kv, "v_proj": kv}
+            biases = {f"self_attn.{name}.bias": norm(size) for name, size in sizes.items()}
+            weights |= {f"model.layers.{index}.{name}": value for name, value in biases.items()}
         if config["model_type"] == "qwen3":
             layer |= {"self_attn.q_norm": norm(head_dim) * 1.5, "self_attn.k_norm": norm(head_dim) * 1.5}
         weights |= {f"model.layers.{index}.{name}.weight": value for name, value in layer.items()}

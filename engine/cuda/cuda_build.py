@@ -15,8 +15,8 @@ from engine.cuda.triton_attention import TritonAttention
 from engine.cuda.triton_operations import TritonOperations
 from engine.kernels.decode_attention import DecodeScratch
 from engine.kernels.prefill_attention import query_tile
+from engine.model.families.registry import MODELS
 from engine.model.operations import Operations
-from engine.model.registry import MODELS
 from engine.model.rope import RotaryEmbedding
 from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
@@ -71,7 +71,7 @@ def build_cuda_runner(
         max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
     )
     attention_type = FlashAttention if flash else TritonAttention
-    attention = attention_type(RotaryEmbedding(config, device).table(max_model_len), scratch)
+    attention = attention_type(RotaryEmbedding(config.rope, device).table(max_model_len), scratch)
     buffer = StepBuffer(
         max_tokens=max_batch_tokens,
         table_words=max_running * -(-max_model_len // block_size),

@@ -24,8 +24,8 @@ from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
 from engine.kernels.copy_words import copy_words
 from engine.kernels.sampling import MaskedRows, VocabularySplit, partial_buffer, sample
-from engine.model.attention import StepAttention
-from engine.model.llama import Llama
+from engine.model.attention import LayerAttention, StepAttention
+from engine.model.families.llama import Llama
 from engine.model.shard import vocabulary_share
 from engine.parallel.collective import Collective
 from engine.runners.prompt_scores import ScoresOnTheWay, logits_in_parts, score, scored_rows
@@ -281,7 +281,8 @@ class CudaRunner:
         """Hidden states of all tokens, and logits of the sampled rows, None when there are none; `sampled` gets their
         tokens."""
         graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
-        attend = StepAttention(self._attention, inputs, self._slab, num_prefill_tokens, layer_done, moves)
+        layers = [LayerAttention(self._attention, inputs)] * len(self._model.layers)
+        attend = StepAttention(layers, self._slab, num_prefill_tokens, layer_done, moves)
         if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
             mixed, whole = graphs.mixed(num_tokens), self._attention.is_repeatable(inputs.shape)
             hidden = graphs.forward(inputs.token_ids, RepeatedAttention(attend, mixed, self._addresses, whole=whole))

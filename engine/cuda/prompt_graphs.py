@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engine.model.llama import Attend, Llama
+from engine.model.families.llama import Attend, Llama
 from runtime.checkpoint.model_config import ModelConfig
 
 # Weights times tokens that an H200 multiplies (600 TFLOP/s) in 1.44 ms. A layer's launches take the host 0.36 ms, and a
@@ -65,7 +65,7 @@ class PromptGraphs:
         result."""
         model, num_tokens = self._model, len(token_ids)
         hidden, qkv = self._hidden[:num_tokens], self._qkv[:num_tokens]
-        hidden.copy_(model.operations.embed(token_ids, model.embeddings))
+        hidden.copy_(model.embed(token_ids))
         *pieces, last = self._pieces[self.sizes[bisect_left(self.sizes, num_tokens)]]
         for layer, piece in zip(model.layers, pieces, strict=True):
             piece()

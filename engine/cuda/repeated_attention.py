@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from engine.model.attention import HeadNorms, StepAttention
-from engine.model.llama import Llama
+from engine.model.families.llama import Llama
 from runtime.device.quick_launch import NotedLaunches
 
 
@@ -27,7 +27,7 @@ def layer_addresses(model: Llama, slab: Tensor) -> list[dict[int, int]]:
 
 
 class RepeatedAttention:
-    """Implements `engine.model.llama.Attend` for one step. Invariant: every layer gives the same `qkv`."""
+    """Implements `engine.model.families.llama.Attend` for one step. Invariant: every layer gives the same `qkv`."""
 
     def __init__(self, attend: StepAttention, mixed: Tensor, addresses: Run[Mapping[int, int]], *, whole: bool) -> None:
         """mixed: [num_tokens, heads, head_dim], takes each layer's result. addresses: see `layer_addresses`; without
@@ -46,10 +46,10 @@ class RepeatedAttention:
         others = self._addresses[layer] if self._addresses else {}
         if self._stores is None or not self._stores.again(others):
             with self._stores or nullcontext():
-                self._queries = attend.backend.store(qkv, norms, attend.slab[layer], attend.metadata)
+                self._queries = attend.store(layer, qkv, norms)
         attend.tell(layer)
         if self._mixes is None or not self._mixes.again(others):
             assert self._queries is not None, "the first layer stores before it attends"
             with self._mixes or nullcontext():
-                attend.mix(self._queries, attend.slab[layer], self._mixed)
+                attend.mix(layer, self._queries, self._mixed)
         return self._mixed

@@ -55,6 +55,15 @@ class TritonOperations:
         else:
             hidden.addmm_(x, weight.t())
 
+    def add(self, hidden: Tensor, part: Tensor) -> None:
+        hidden.add_(part)
+
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+        hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
+
+    def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
+        return rms_norm(x.contiguous(), weights, eps)
+
     def settle(self, hidden: Tensor) -> None:
         """Nothing is left open."""
 

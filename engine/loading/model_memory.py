@@ -103,9 +103,10 @@ class ModelMemory:
         """
         source = self._updatable()
         source.begin_update()
-        for name, tensor in tensors:
-            source.check(name, tensor)
-            source.replace(name, tensor if share is None else share(name, tensor))
+        for whole, given in tensors:
+            for name, tensor in source.parts(whole, given):
+                source.check(name, tensor)
+                source.replace(name, tensor if share is None else share(name, tensor))
         source.end_update()
         self._await_copies()
 

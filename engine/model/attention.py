@@ -53,12 +53,16 @@ class Attention(Protocol):
         """Attends with one query per decode span, in order."""
 
 
+class LayerAttention(NamedTuple):
+    backend: Attention
+    metadata: Any  # of `backend`, for one step
+
+
 @dataclass(frozen=True, slots=True)
 class StepAttention:
     """What a model calls in each layer of one step. The model itself knows no sequences, blocks or phases."""
 
-    backend: Attention
-    metadata: Any  # of `backend`
+    layers: Run[LayerAttention]  # of each layer
     slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called when a layer's KV is written
@@ -66,16 +70,16 @@ class StepAttention:
 
     def __call__(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """[num_tokens, heads + 2 * kv_heads, head_dim] -> [num_tokens, heads, head_dim]"""
-        cache = self.slab[layer]
         self.begin(layer)
         if self.num_prefill_tokens == 0:
-            decoded = self.backend.store_and_decode(qkv, norms, cache, self.metadata)
+            backend, metadata = self.layers[layer]
+            decoded = backend.store_and_decode(qkv, norms, self.slab[layer], metadata)
             self.tell(layer)
             return decoded
-        queries = self.backend.store(qkv, norms, cache, self.metadata)
+        queries = self.store(layer, qkv, norms)
         self.tell(layer)
         mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        self.mix(queries, cache, mixed)
+        self.mix(layer, queries, mixed)
         return mixed
 
     def begin(self, layer: int) -> None:
@@ -83,12 +87,18 @@ class StepAttention:
         for move in self.moves:
             move.before(layer)
 
-    def mix(self, queries: Tensor, cache: Tensor, mixed: Tensor) -> None:
+    def store(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        """Begins attention in a step with prompts: see `Attention.store`."""
+        backend, metadata = self.layers[layer]
+        return backend.store(qkv, norms, self.slab[layer], metadata)
+
+    def mix(self, layer: int, queries: Tensor, mixed: Tensor) -> None:
         """Attends in a step with prompts. mixed: [num_tokens, heads, head_dim], takes the result."""
-        split = self.num_prefill_tokens
-        self.backend.prefill(queries[:split], cache, self.metadata, mixed[:split])
+        split, cache = self.num_prefill_tokens, self.slab[layer]
+        backend, metadata = self.layers[layer]
+        backend.prefill(queries[:split], cache, metadata, mixed[:split])
         if split < len(queries):
-            self.backend.decode(queries[split:], cache, self.metadata, mixed[split:])
+            backend.decode(queries[split:], cache, metadata, mixed[split:])
 
     def tell(self, layer: int) -> None:
         """Tells that the layer's KV is written."""

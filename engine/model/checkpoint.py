@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import torch
 import xxhash
+from torch import Tensor
 
+from engine.model.fused_tensors import FUSED, parts_of
 from engine.model.mapped_file import Entry, map_file
+from engine.model.shard import Part
+from runtime.checkpoint.model_config import ModelConfig, load_model_config
 from runtime.checkpoint.model_files import weight_files
+from runtime.errors import ModelError
 
 HASHING_THREADS = 4  # of one worker; a thread hashes 10 GB/s
 
@@ -22,8 +26,24 @@ class Checkpoint:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Where each tensor lies."""
-        return {name: entry for file in self.files for name, entry in file.entries.items()}
+        """Where each tensor lies. Raises ModelError when one that is several of ours has other rows than they."""
+        entries = {name: entry for file in self.files for name, entry in file.entries.items()}
+        if not any(name.removesuffix(".weight").endswith(FUSED) for name in entries):
+            return entries
+        config = load_model_config(self.folder)
+        return {part: cut for name, entry in entries.items() for part, cut in self._parts(name, entry, config)}
+
+    def _parts(self, name: str, entry: Entry, config: ModelConfig) -> Iterator[tuple[str, Entry]]:
+        parts, start = parts_of(name, config), 0
+        if not parts:
+            yield name, entry
+            return
+        if len(entry.shape) != 2 or entry.shape[0] != sum(parts.values()):
+            problem = f"tensor {name} has shape {list(entry.shape)}, expected {sum(parts.values())} rows"
+            raise ModelError(str(self.folder), problem)
+        for part, rows in parts.items():
+            yield part, entry.cut(Part(0, entry.shape[0], range(start, start + rows)))
+            start += rows
 
     @property
     def is_current(self) -> bool:
@@ -32,7 +52,7 @@ class Checkpoint:
             file.is_current for file in self.files
         )
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor under its name: a view of its file, but for one that is not aligned there."""
         for name, entry in self.entries.items():
             yield name, loaded(entry)
@@ -50,11 +70,14 @@ class Checkpoint:
         return xxhash.xxh3_128_hexdigest("".join(one.result() for one in self.hashes).encode())
 
 
-def loaded(entry: Entry) -> torch.Tensor:
+def loaded(entry: Entry) -> Tensor:
     data = entry.data[entry.start : entry.end]
     if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
         data = data.clone()
-    tensor = data.view(entry.dtype)
-    if entry.columns is None:
-        return tensor.view(entry.shape)
-    return tensor.view(entry.shape[0], -1)[:, entry.columns.start : entry.columns.stop]
+    shape = entry.shape
+    for dimension, whole, _ in reversed(entry.parts):
+        shape = (*shape[:dimension], whole, *shape[dimension + 1 :])
+    tensor = data.view(entry.dtype).view(shape)
+    for dimension, _, held in entry.parts:
+        tensor = tensor.narrow(dimension, held.start, len(held))
+    return tensor

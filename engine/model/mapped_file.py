@@ -24,14 +24,15 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies: bytes [start, end) of `data`, a mapped file; with `columns`, only those of each row."""
+    """Where a tensor lies: bytes [start, end) of `data`, a mapped file; with `parts`, only the part of them that is
+    left when one after the other is cut."""
 
     data: Tensor  # uint8, one-dimensional
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of what is left
     start: int
     end: int
-    columns: range | None = None
+    parts: tuple[Part, ...] = ()
 
     def follows(self, other: "Entry") -> bool:
         return self.data is other.data and self.dtype == other.dtype and self.start == other.end
@@ -42,8 +43,8 @@ class Entry:
             return self
         held, shape = part.held, list(self.shape)
         shape[part.dimension] = len(held)
-        if part.dimension:
-            return dataclasses.replace(self, shape=tuple(shape), columns=held)
+        if part.dimension or self.parts:
+            return dataclasses.replace(self, shape=tuple(shape), parts=(*self.parts, part))
         row = (self.end - self.start) // self.shape[0]
         start, end = self.start + held.start * row, self.start + held.stop * row
         return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)

@@ -36,6 +36,15 @@ class Operations(Protocol):
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         """hidden += x @ weight.T. The other operations see the sum at once, everybody else after `settle`."""
 
+    def add(self, hidden: Tensor, part: Tensor) -> None:
+        """hidden += part, summed over the ranks; seen as what `add_linear` adds."""
+
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+        """hidden += norm(x @ weight.T)"""
+
+    def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
+        """The RMS norm of rows whose columns are divided among the ranks: `x` and `weights` are this rank's."""
+
     def settle(self, hidden: Tensor) -> None:
         """Completes the additions to `hidden`."""
 
@@ -53,7 +62,7 @@ class TorchOperations:
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         for part in parts:
             hidden.add_(part)
-        return F.rms_norm(hidden, weights.shape, weights, eps)
+        return F.rms_norm(hidden, weights.shape, weights, eps).to(hidden.dtype)
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
@@ -69,6 +78,15 @@ class TorchOperations:
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         hidden.addmm_(x, weight.t())
+
+    def add(self, hidden: Tensor, part: Tensor) -> None:
+        hidden.add_(part)
+
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+        hidden.add_(self.norm(torch.mm(x, weight.t()), norm, eps))
+
+    def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
+        return self.norm(x, weights, eps)
 
     def settle(self, hidden: Tensor) -> None:
         """Additions are complete at once."""

@@ -7,8 +7,8 @@ tensors that every rank holds whole are equal, but the parts do not add up to on
 import torch
 from torch import Tensor
 
+from engine.model.families.registry import MODELS
 from engine.model.operations import TorchOperations
-from engine.model.registry import MODELS
 from engine.model.shard import Shard
 from engine.model.weights import TensorSource
 from runtime.device.driver import MemoryDriver

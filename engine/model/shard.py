@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtransfer.slab import head_plan
+from runtime.checkpoint.families import FAMILIES
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.errors import ConfigError
 
@@ -62,7 +63,12 @@ class Shard:
     def part(self, name: str) -> Part | None:
         """The part of the tensor `name`; None: this rank holds it whole."""
         model, head_dim = self.model, self.model.head_dim
-        match name.removesuffix(".weight").rpartition(".")[2]:
+        family = FAMILIES[model.architecture]
+        match name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]:
+            case "q_norm" if family.has_whole_norms:
+                return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
+            case "k_norm" if family.has_whole_norms:
+                return Part(0, model.num_kv_heads * head_dim, _times(self.kv_heads, head_dim))
             case "q_proj":
                 return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
             case "k_proj" | "v_proj":

@@ -10,12 +10,14 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint, loaded
+from engine.model.fused_tensors import parts_of
 from engine.model.mapped_file import Entry, MappedFile, map_file
 from engine.model.shard import Part, Shard
 from runtime.checkpoint.model_config import ModelConfig, load_model_config
@@ -69,6 +71,11 @@ class TensorSource:
     def begin_update(self) -> None:
         """Between this and `end_update` every tensor is to be replaced. Raises ModelError when none can be."""
         raise ModelError("", "these weights cannot be replaced")
+
+    def parts(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """The tensors of the model that a tensor of the checkpoint consists of, for `check` and `replace`. Raises
+        ModelError when it has other rows than they."""
+        return ((name, tensor),)
 
     def check(self, name: str, tensor: Tensor) -> None:
         """Raises ModelError, with nothing changed, when `replace` cannot take the tensor."""
@@ -196,6 +203,13 @@ class Weights(TensorSource):
     def begin_update(self) -> None:
         self._replaced = set()
 
+    def parts(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        parts = {} if self._shard is None else parts_of(name, self._shard.model)
+        if not parts:
+            return ((name, tensor),)
+        _check_shape(self._model, name, tuple(tensor.shape[:1]), (sum(parts.values()),))
+        return zip(parts, torch.split(tensor, list(parts.values())), strict=True)
+
     def check(self, name: str, tensor: Tensor) -> None:
         self._check(self._model, name, tensor)
 
@@ -238,9 +252,9 @@ class Weights(TensorSource):
         if self._shard is None:
             return
         ours, theirs = dataclasses.asdict(self._shard.model), dataclasses.asdict(config)
-        for field, value in ours.items():
-            if field != "dtype" and theirs[field] != value:
-                raise ModelError(model, f"config.json says {field} {theirs[field]}, and {value} is served")
+        for field, value in _leaves(ours).items():
+            if field != "dtype" and (there := _leaves(theirs).get(field)) != value:
+                raise ModelError(model, f"config.json says {field} {there}, and {value} is served")
 
     def read(self, checkpoint: Checkpoint) -> None:
         self.begin_update()
@@ -291,6 +305,14 @@ class Weights(TensorSource):
         if time.monotonic() - self._told_s >= _PROGRESS_INTERVAL_S:
             self._told_s = time.monotonic()
             log.info("loading weights", model=self._model, mib=self._loaded_bytes >> 20, of_mib=total >> 20)
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of fields, under names with a dot."""
+    leaves: dict[str, Any] = {}
+    for name, field in value.items():
+        leaves |= _leaves(field, f"{prefix}{name}.") if isinstance(field, dict) else {prefix + name: field}
+    return leaves
 
 
 def _check_shape(model: str, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.model.operations import Operations
@@ -87,6 +88,17 @@ class ShardedOperations:
         assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
         self._begun[hidden.data_ptr()] = (hidden, self._begin(hidden, x, weight))
 
+    def add(self, hidden: Tensor, part: Tensor) -> None:
+        assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
+        self._begun[hidden.data_ptr()] = (hidden, self._begin_part(part))
+
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+        hidden.add_(self._inner.norm(self._collective.sum(self._inner.linear(x, weight)), norm, eps))
+
+    def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
+        squares = self._collective.sum(x.float().square().mean(-1, keepdim=True)) / self._collective.size
+        return (x * torch.rsqrt(squares + eps)).to(x.dtype) * weights
+
     def settle(self, hidden: Tensor) -> None:
         begun, self._begun = self._begun, {}
         for rows, one in begun.values():
@@ -96,13 +108,16 @@ class ShardedOperations:
         return rows.chunk(max(1, min(PIECES, len(rows) // PIECE_ROWS)))
 
     def _begin(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Sum:
-        if len(x) >= PIECE_ROWS:
-            return _Begun(self._inner, self._many_rows.begin_sum(self._inner.linear(x, weight)))
-        buffer = None if self._few_rows is None else self._few_rows.buffer(hidden)
+        buffer = None if self._few_rows is None or len(x) >= PIECE_ROWS else self._few_rows.buffer(hidden)
         if self._few_rows is not None and buffer is not None:
             self._inner.linear(x, weight, buffer)
             return self._few_rows
-        return _Begun(self._inner, _Here(self._collective.sum(self._inner.linear(x, weight))))
+        return self._begin_part(self._inner.linear(x, weight))
+
+    def _begin_part(self, part: Tensor) -> Sum:
+        if len(part) >= PIECE_ROWS:
+            return _Begun(self._inner, self._many_rows.begin_sum(part))
+        return _Begun(self._inner, _Here(self._collective.sum(part)))
 
 
 @dataclass(slots=True)

@@ -17,12 +17,15 @@ def resolve_attention(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Literal["torch", "triton", "flash"]:
     """The backend that runs; `auto` takes the fastest. Raises ConfigError when the one asked for cannot run."""
-    has_triton = device.type == "cuda" and find_spec("triton") is not None and model.head_dim in TRITON_HEAD_DIMS
+    fits = model.is_plain and model.head_dim in TRITON_HEAD_DIMS
+    has_triton = device.type == "cuda" and find_spec("triton") is not None and fits
     has_flash = has_triton and flash_is_available(device, dtype)
     if config.attention == "auto":
         return "flash" if has_flash else "triton" if has_triton else "torch"
     if (config.attention == "triton" and not has_triton) or (config.attention == "flash" and not has_flash):
-        problem = f"{config.attention!r} is not available on {device.type} for {dtype} and heads of {model.head_dim}"
+        layers = "" if model.is_plain else ", of layers with windows, soft caps, experts or a rotation of their own"
+        heads = f"heads of {model.head_dim}{layers}"
+        problem = f"{config.attention!r} is not available on {device.type} for {dtype} and {heads}"
         raise ConfigError("engine.attention", problem)
     return config.attention
 

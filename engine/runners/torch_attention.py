@@ -1,5 +1,6 @@
 """Attention in plain torch, the reference and the backend on CPU: it gathers a sequence's blocks into one tensor."""
 
+import dataclasses
 from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
@@ -8,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.attention import HeadNorms, Span
+from engine.model.attention import HeadNorms, LayerAttention, Span
 from engine.model.rope import RotaryEmbedding, rotate
 from kvtransfer.slab.layout import SlabLayout
+from runtime.checkpoint.families import FAMILIES
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.rope_config import Rope
 
 GATHER_BYTES = 4 * 1024 * 1024  # decodes share a gather up to this size, which fits into a CPU's caches
 
@@ -32,10 +36,12 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class TorchMetadata:
-    angles: tuple[Tensor, Tensor]  # of `rotate`
+    angles: tuple[Tensor, Tensor] | None  # of `rotate`
+    query_scales: Tensor | None  # [num_tokens, 1, 1]
     key_rows: Tensor  # [num_tokens * kv_heads] rows of the cache seen as [.., head_dim]
     prefill: list[_PrefillSpan]
     decode: list[_DecodeGroup]
+    sinks: Tensor | None = None  # [kv_heads, group, 1] of the layer; see LlamaLayer
 
 
 class TorchAttention:
@@ -45,8 +51,23 @@ class TorchAttention:
     block; one index_select of whole rows yields [2, kv_heads, length, head_dim].
     """
 
-    def __init__(self, layout: SlabLayout, rotary: RotaryEmbedding, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: SlabLayout,
+        rotary: RotaryEmbedding | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        has_sinks: bool = False,
+    ) -> None:
+        """rotary: None: heads are not rotated. window: as many tokens as one sees, itself included; 0: all before it.
+        softcap: scores are cap * tanh(score / cap); 0: as they are."""
         self._rotary = rotary
+        self._window = window
+        self._softcap = softcap
+        self._needs_scores = has_sinks or softcap > 0
         self._kv_heads = layout.num_kv_heads
         self._block_size = layout.block_size
         self._head_dim = layout.head_dim
@@ -57,20 +78,31 @@ class TorchAttention:
         self._group_blocks = max(1, GATHER_BYTES // layout.block_bytes)
 
     def prepare(self, prefill: Run[Span], decode: Run[Span]) -> TorchMetadata:
-        positions = np.concatenate([np.arange(span.start, span.end) for span in (*prefill, *decode)])
+        positions = self._tensor(np.concatenate([np.arange(span.start, span.end) for span in (*prefill, *decode)]))
+        rotary, dtype = self._rotary, self._dtype
         return TorchMetadata(
-            angles=self._rotary.angles(self._tensor(positions), self._dtype),
+            angles=None if rotary is None else rotary.angles(positions, dtype),
+            query_scales=None if rotary is None else rotary.query_scales(positions, dtype),
             key_rows=self._key_rows([*prefill, *decode]),
             prefill=[self._prefill_span(span) for span in prefill],
             decode=[self._decode_group(group) for group in self._grouped(decode)],
         )
 
+    def with_sinks(self, metadata: TorchMetadata, sinks: Tensor | None) -> TorchMetadata:
+        """sinks: [heads] of a layer."""
+        if sinks is None:
+            return metadata
+        return dataclasses.replace(metadata, sinks=sinks.view(self._kv_heads, -1, 1))
+
     def store(self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: TorchMetadata) -> Tensor:
         queries_keys, values = qkv[:, : -self._kv_heads], qkv[:, -self._kv_heads :]
         if norms is not None:
             queries_keys = torch.rms_norm(queries_keys, [self._head_dim], eps=norms.eps) * norms.each
-        queries_keys = rotate(queries_keys, *metadata.angles)  # in one call for both
+        if metadata.angles is not None:
+            queries_keys = rotate(queries_keys, *metadata.angles)  # in one call for both
         queries, keys = queries_keys[:, : -self._kv_heads], queries_keys[:, -self._kv_heads :]
+        if metadata.query_scales is not None:
+            queries = queries * metadata.query_scales
         rows = layer_cache.view(-1, self._head_dim)
         rows.index_copy_(0, metadata.key_rows, keys.reshape(-1, self._head_dim))
         rows.index_copy_(0, metadata.key_rows + self._block_size, values.reshape(-1, self._head_dim))
@@ -86,13 +118,14 @@ class TorchAttention:
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: TorchMetadata, out: Tensor) -> None:
         done = 0
+        sinks = None if metadata.sinks is None else metadata.sinks[..., None]
         for span in metadata.prefill:
             length = span.end - span.start
             kv = self._gather(layer_cache, span.cache_rows, 1)[0, :, :, : span.end]
             # Heads are [kv_heads, group]: a group of query heads reads its KV head through a stride of 0.
             q = queries[done : done + length].view(length, self._kv_heads, -1, self._head_dim).permute(1, 2, 0, 3)
             k, v = kv[:, :, None].expand(-1, -1, q.shape[1], -1, -1)
-            result = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=span.mask is None)
+            result = self._attend(q, k, v, span.mask, sinks)
             out[done : done + length] = result.permute(2, 0, 1, 3).reshape(length, -1, self._head_dim)
             done += length
 
@@ -102,9 +135,23 @@ class TorchAttention:
             k, v = self._gather(layer_cache, group.cache_rows, group.size).unbind(1)
             # The query heads of one KV head take the place of a prompt's tokens, because all of them see all keys.
             q = queries[done : done + group.size].view(group.size, self._kv_heads, -1, self._head_dim)
-            result = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
+            result = self._attend(q, k, v, group.mask, metadata.sinks)
             out[done : done + group.size] = result.reshape(group.size, -1, self._head_dim)
             done += group.size
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sinks: Tensor | None
+    ) -> Tensor:
+        """mask: None: causal. sinks: as many dimensions as scores have."""
+        if not self._needs_scores:
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None)
+        cap = self._softcap or 1.0
+        scores = queries @ keys.transpose(-1, -2) / (cap * self._head_dim**0.5)
+        scores = (scores.tanh() * cap if self._softcap else scores) + mask
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(self._dtype)
+        return torch.matmul(weights[..., : keys.shape[-2]], values)
 
     def _gather(self, layer_cache: Tensor, cache_rows: Tensor, size: int) -> Tensor:
         """[size, 2, kv_heads, padded length, head_dim]"""
@@ -135,11 +182,9 @@ class TorchAttention:
     def _prefill_span(self, span: Span) -> _PrefillSpan:
         table = np.asarray(span.block_table[: self._num_blocks(span)])[None]
         mask = None
-        if span.start:
-            visible = torch.ones(span.end - span.start, span.end, dtype=torch.bool, device=self._device).tril(
-                span.start
-            )
-            mask = self._additive(visible)
+        if span.start or self._needs_scores or 0 < self._window < span.end:
+            positions = torch.arange(span.end, device=self._device)
+            mask = self._additive(self._visible(positions[span.start :, None], positions))
         return _PrefillSpan(span.start, span.end, self._cache_rows(table), mask)
 
     def _grouped(self, spans: Run[Span]) -> list[list[Span]]:
@@ -160,8 +205,13 @@ class TorchAttention:
         for row, span in zip(tables, spans, strict=True):
             row[: self._num_blocks(span)] = span.block_table[: self._num_blocks(span)]
         lengths = self._tensor(np.array([span.end for span in spans]))
-        visible = torch.arange(num_blocks * self._block_size, device=self._device) < lengths[:, None]
+        visible = self._visible(lengths[:, None] - 1, torch.arange(num_blocks * self._block_size, device=self._device))
         return _DecodeGroup(len(spans), self._cache_rows(tables), self._additive(visible)[:, None, None])
+
+    def _visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether the token at a position of `queries` sees that at a position of `keys`."""
+        behind = queries - keys
+        return (behind >= 0) & (behind < self._window) if self._window else behind >= 0
 
     def _num_blocks(self, span: Span) -> int:
         return -(-span.end // self._block_size)
@@ -171,3 +221,28 @@ class TorchAttention:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64, copy=False)).to(self._device)
+
+
+def torch_attentions(
+    config: ModelConfig, layout: SlabLayout, dtype: torch.dtype, device: torch.device
+) -> list[TorchAttention]:
+    """Of each layer; layers that attend alike have the same."""
+    alike: dict[tuple[Rope | None, int], TorchAttention] = {}
+    attentions, has_sinks = [], FAMILIES[config.architecture].has_sinks
+    for layer in range(config.num_layers):
+        kind = rope, window = config.rope_of(layer), config.window(layer)
+        if kind not in alike:
+            rotary = None if rope is None else RotaryEmbedding(rope, device)
+            alike[kind] = TorchAttention(
+                layout, rotary, dtype, device, window=window, softcap=config.attention_softcap, has_sinks=has_sinks
+            )
+        attentions.append(alike[kind])
+    return attentions
+
+
+def prepare(
+    attentions: Run[TorchAttention], sinks: Run[Tensor | None], prefill: Run[Span], decode: Run[Span]
+) -> list[LayerAttention]:
+    """Binds each layer's attention and sinks to a step; layers that attend alike share the rest."""
+    alike = {one: one.prepare(prefill, decode) for one in set(attentions)}
+    return [LayerAttention(one, one.with_sinks(alike[one], own)) for one, own in zip(attentions, sinks, strict=True)]

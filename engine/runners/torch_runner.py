@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.model.attention import Span, StepAttention
-from engine.model.llama import Llama
+from engine.model.families.llama import Llama
+from engine.model.families.registry import MODELS
 from engine.model.operations import Operations, TorchOperations
-from engine.model.registry import MODELS
-from engine.model.rope import RotaryEmbedding
 from engine.model.shard import vocabulary_share
 from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
@@ -20,7 +19,7 @@ from engine.runners.auto import dtype_name, is_auto, resolve_device
 from engine.runners.prompt_scores import logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
 from engine.runners.step_shape import TorchStep
-from engine.runners.torch_attention import TorchAttention
+from engine.runners.torch_attention import TorchAttention, prepare, torch_attentions
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.sequences.moves import Move
 from kvtransfer.slab.layout import SlabLayout
@@ -42,15 +41,16 @@ class ModelRunner:
     def __init__(
         self,
         model: Llama,
-        attention: TorchAttention,
+        attentions: Run[TorchAttention],
         slab: Tensor,
         sampler: Sampler,
         collective: Collective | None = None,
     ) -> None:
+        """attentions: of each layer."""
         self.tell: Callable[[TorchStep], object] | None = None  # called before a step runs here
         self.num_layers = model.config.num_layers
         self._model = model
-        self._attention = attention
+        self._attentions = attentions
         self._slab = slab
         self._sampler = sampler
         self._collective = collective
@@ -87,9 +87,9 @@ class ModelRunner:
 
     def _run(self, step: TorchStep, layer_done: LayerDone | None) -> Tensor:
         """Hidden states [tokens, hidden]."""
+        sinks = [layer.sinks for layer in self._model.layers]
         attend = StepAttention(
-            backend=self._attention,
-            metadata=self._attention.prepare(step.prefill, step.decode),
+            layers=prepare(self._attentions, sinks, step.prefill, step.decode),
             slab=self._slab,
             num_prefill_tokens=len(step.token_ids) - len(step.decode),
             layer_done=layer_done,
@@ -149,8 +149,8 @@ def build_runner(
     if collective is not None:
         operations = ShardedOperations(operations, collective)
     model = MODELS[files.config.architecture](shard.config, weights, operations, shard.vocabulary)
-    backend = TorchAttention(layout, RotaryEmbedding(files.config, slab.device), slab.dtype, slab.device)
-    return ModelRunner(model, backend, slab, Sampler(files.eos_token_ids), collective)
+    attentions = torch_attentions(files.config, layout, slab.dtype, slab.device)
+    return ModelRunner(model, attentions, slab, Sampler(files.eos_token_ids), collective)
 
 
 def _spans(items: Run[ScheduledSequence]) -> list[Span]:

@@ -7,7 +7,8 @@ an engine, because vLLM knows.
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.model_config import DEFAULT_ROPE_THETA, DTYPES, ModelConfig, parse_model_config, read_object
+from runtime.checkpoint.model_config import DTYPES, ModelConfig, parse_model_config, read_object
+from runtime.checkpoint.rope_config import DEFAULT_ROPE_THETA, Rope
 from runtime.errors import ModelError
 
 NAMES = {
@@ -54,10 +55,9 @@ def parse_foreign_config(data: dict[str, Any], model: str) -> ModelConfig:
         head_dim=_size(text, "head_dim", model, max(1, hidden_size // num_heads)),
         max_position=_size(text, "max_position", model, MANY_POSITIONS),
         rms_norm_eps=1e-6,
-        rope_theta=DEFAULT_ROPE_THETA,
-        rope_scaling=None,
         tie_word_embeddings=False,
         dtype=dtype if dtype in DTYPES else DTYPES[0],
+        rope=Rope(DEFAULT_ROPE_THETA, 2),
     )
 
 

@@ -163,7 +163,7 @@ def _write_tensors(
         except (NotImplementedError, ValueError) as error:
             problem = f"tensor {tensor.name}: {tensor.tensor_type.name} cannot be de-quantised"
             raise ModelError(model, problem) from error
-        if FAMILIES[config["model_type"]].gguf_pairs and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if FAMILIES[config["model_type"]].gguf == "pairs" and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _halves_from_pairs(values, config["head_dim"])
         file.write(np.ascontiguousarray(values, dtype="<f4").data)
         advance(values.nbytes / (end or 1))

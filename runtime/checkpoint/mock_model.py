@@ -11,6 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from runtime.checkpoint.model_cache import made_folder
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.checkpoint.rope_config import Rope
 from runtime.config.serving import MockConfig
 
 MOCK = "mock"
@@ -69,8 +70,7 @@ def _shape(vocab_size: int) -> ModelConfig:
         head_dim=2,
         max_position=MAX_POSITION,
         rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-        rope_scaling=None,
+        rope=Rope(10000.0, 2),
         tie_word_embeddings=True,
         dtype="float16",
     )

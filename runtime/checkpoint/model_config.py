@@ -11,20 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runtime.checkpoint.families import FAMILIES, Family
+from runtime.checkpoint.json_fields import number, size
+from runtime.checkpoint.rope_config import Rope, parse_ropes
 from runtime.errors import ModelError
 
-DEFAULT_ROPE_THETA = 10000.0
 DTYPES = ("bfloat16", "float16", "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3RopeScaling:
-    """Llama 3.1's stretched rotary embedding: long wavelengths are slowed down by `factor`, short ones kept."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +30,34 @@ class ModelConfig:
     head_dim: int
     max_position: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Llama3RopeScaling | None
     tie_word_embeddings: bool
     dtype: str  # of the weights as published: one of DTYPES
+    rope: Rope  # of layers that see all
+    local_rope: Rope | None = None  # of layers with a window; None: as the others
+    windows: tuple[int, ...] = ()  # by layer: a token sees so many, itself included; 0: all. Empty: all layers see all
+    unrotated: tuple[int, ...] = ()  # layers without rotation
+    embedding_scale: float = 1.0  # of the residual stream's beginning
+    query_scale: float = 1.0  # of scores, beside 1 / sqrt(head_dim)
+    residual_scale: float = 1.0  # of what a layer adds
+    logit_scale: float = 1.0
+    attention_softcap: float = 0.0  # scores are cap * tanh(score / cap); 0: as they are
+    logit_softcap: float = 0.0
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """None: the layer's heads are not rotated."""
+        if layer in self.unrotated:
+            return None
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers attend alike, to whole contexts, with whole heads rotated and scores as they are, and have
+        one MLP."""
+        whole = self.rope.dim == self.head_dim and not self.unrotated and not any(self.windows)
+        return whole and not self.rope.query_beta and not self.attention_softcap
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -72,29 +87,36 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
         raise ModelError(model, f"architectures {architectures} are not supported, only {supported}")
     family = FAMILIES[known[0]]
     _refuse_variants(data, family, model)
-    hidden_size = _size(data, "hidden_size", model)
-    num_heads = _size(data, "num_attention_heads", model)
-    num_kv_heads = _size(data, "num_key_value_heads", model, default=num_heads)
+    hidden_size = size(data, "hidden_size", model)
+    num_layers = size(data, "num_hidden_layers", model)
+    num_heads = size(data, "num_attention_heads", model)
+    num_kv_heads = size(data, "num_key_value_heads", model, default=num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(model, f"{num_heads} attention heads cannot share {num_kv_heads} key-value heads")
-    head_dim = _size(data, "head_dim", model, default=family.default_head_dim or hidden_size // num_heads)
+    head_dim = size(data, "head_dim", model, default=family.default_head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise ModelError(model, f"head_dim {head_dim} is odd; rotary embeddings need pairs")
+    max_position = size(data, "max_position_embeddings", model)
+    rope, local_rope = parse_ropes(data, family, head_dim, max_position, model)
+    windows = _windows(data, family, num_layers, max_position, model)
     return ModelConfig(
         architecture=known[0],
-        vocab_size=_size(data, "vocab_size", model),
+        vocab_size=size(data, "vocab_size", model),
         hidden_size=hidden_size,
-        intermediate_size=_size(data, "intermediate_size", model),
-        num_layers=_size(data, "num_hidden_layers", model),
+        intermediate_size=size(data, "intermediate_size", model),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position=_size(data, "max_position_embeddings", model),
-        rms_norm_eps=_number(data, "rms_norm_eps", model, default=1e-6),
-        rope_theta=_rope_theta(data, model),
-        rope_scaling=_rope_scaling(data, model),
-        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+        max_position=max_position,
+        rms_norm_eps=number(data, "rms_norm_eps", model, default=1e-6),
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", family.is_tied)),
         dtype=_dtype(data, model),
+        rope=rope,
+        local_rope=local_rope if windows and local_rope != rope else None,
+        windows=windows,
+        unrotated=_unrotated(data, family, num_layers, model),
+        **_scales(data, family, hidden_size, head_dim, model),
     )
 
 
@@ -111,15 +133,13 @@ def served_dtype(published: str, wanted: str, *, on_gpu: bool) -> str:
 
 def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
     """Refuses variants of a family that compute something else than our class does."""
-    for key in ("attention_bias", "mlp_bias"):
-        if data.get(key):
-            raise ModelError(model, f"{key} is not supported")
-    if data.get("hidden_act", "silu") != "silu":
-        raise ModelError(model, f"hidden_act {data['hidden_act']!r} is not supported; supported: silu")
-    windowed = family.knows_windows and data.get("use_sliding_window") and data.get("sliding_window")
-    # Newer files list the kind of each layer.
-    if windowed or any(kind != "full_attention" for kind in data.get("layer_types") or []):
-        raise ModelError(model, "sliding-window attention is not supported")
+    known = {"attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False}
+    for key, value in known.items():
+        if bool(data.get(key, value)) != value:
+            raise ModelError(model, f"{key} {data[key]!r:.40} is not supported")
+    for key in ("hidden_act", "hidden_activation"):
+        if data.get(key) not in (None, family.activation):
+            raise ModelError(model, f"{key} {data[key]!r:.40} is not supported; supported: {family.activation}")
     if quantization := data.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         refuse_quantized(str(method or "quantization_config")[:40], model)
@@ -131,54 +151,62 @@ def refuse_quantized(method: str, model: str) -> NoReturn:
     raise ModelError(model, f"quantized safetensors ({method}) are not served: {way}")
 
 
+def _windows(data: dict[str, Any], family: Family, num_layers: int, max_position: int, model: str) -> tuple[int, ...]:
+    """Of each layer; empty when all see all. `layer_types` of newer files names the layers with a window; before, a
+    family's rule did."""
+    kinds = data.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != num_layers):
+        raise ModelError(model, f"config.json: layer_types is no list of {num_layers}, one for each layer")
+    for kind in kinds or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelError(model, f"layer_types: {kind!r:.40} is not supported")
+    is_used = family.windows == "always" or (family.windows == "if used" and data.get("use_sliding_window"))
+    if not is_used or data.get("sliding_window") is None:
+        if "sliding_attention" in (kinds or ()) or (not family.windows and data.get("use_sliding_window")):
+            raise ModelError(model, "sliding_attention is not supported without a sliding_window that is used")
+        return ()
+    window = size(data, "sliding_window", model)
+    if kinds is None:
+        period = size(data, "sliding_window_pattern", model, default=family.full_every or num_layers + 1)
+        first = size(data, "max_window_layers", model) if data.get("max_window_layers") else 0
+        slides = [i >= first and (i + 1) % period != 0 for i in range(num_layers)]
+        kinds = ["sliding_attention" if one else "full_attention" for one in slides]
+    if window >= max_position and not family.has_local_rope:
+        return ()
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _unrotated(data: dict[str, Any], family: Family, num_layers: int, model: str) -> tuple[int, ...]:
+    if not family.unrotated_every:
+        return ()
+    rotated = data.get("no_rope_layers")  # which says 1 where a layer is rotated
+    if rotated is None:
+        period = size(data, "no_rope_layer_interval", model, default=family.unrotated_every)
+        rotated = [int((layer + 1) % period != 0) for layer in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) < num_layers:
+        raise ModelError(model, f"config.json: no_rope_layers is no list of {num_layers}, one for each layer")
+    return tuple(layer for layer in range(num_layers) if not rotated[layer])
+
+
+def _scales(data: dict[str, Any], family: Family, hidden_size: int, head_dim: int, model: str) -> dict[str, Any]:
+    if family.scales == "granite":
+        return {
+            "embedding_scale": number(data, "embedding_multiplier", model, default=1.0),
+            "query_scale": number(data, "attention_multiplier", model, default=1.0) * head_dim**0.5,
+            "residual_scale": number(data, "residual_multiplier", model, default=1.0),
+            "logit_scale": 1 / number(data, "logits_scaling", model, default=1.0),
+        }
+    if family.scales == "gemma":
+        keys = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+        caps = {ours: number(data, key, model) for ours, key in keys.items() if data.get(key) is not None}
+        scalar = number(data, "query_pre_attn_scalar", model, default=256.0)
+        return {"embedding_scale": hidden_size**0.5, "query_scale": (head_dim / scalar) ** 0.5, **caps}
+    return {}
+
+
 def _dtype(data: dict[str, Any], model: str) -> str:
     dtype = str(data.get("dtype") or data.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in DTYPES:
         raise ModelError(model, f"dtype {dtype[:40]!r} is not served; served: {', '.join(DTYPES)}")
     return dtype
-
-
-def _rope_parameters(data: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`, theta included; earlier versions `rope_scaling` beside `rope_theta`."""
-    return data.get("rope_parameters") or data.get("rope_scaling") or {}
-
-
-def _rope_theta(data: dict[str, Any], model: str) -> float:
-    default = _number(data, "rope_theta", model, default=DEFAULT_ROPE_THETA)
-    return _number(_rope_parameters(data), "rope_theta", model, default=default)
-
-
-def _rope_scaling(data: dict[str, Any], model: str) -> Llama3RopeScaling | None:
-    parameters = _rope_parameters(data)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    partial = parameters.get("partial_rotary_factor", data.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelError(model, f"partial_rotary_factor {partial} is not supported")
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ModelError(model, f"rope_scaling of type {kind!r} is not implemented; implemented: default, llama3")
-    scaling = Llama3RopeScaling(
-        factor=_number(parameters, "factor", model),
-        low_freq_factor=_number(parameters, "low_freq_factor", model),
-        high_freq_factor=_number(parameters, "high_freq_factor", model),
-        original_max_position=_size(parameters, "original_max_position_embeddings", model),
-    )
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise ModelError(model, "rope_scaling: low_freq_factor must be less than high_freq_factor")
-    return scaling
-
-
-def _size(data: dict[str, Any], key: str, model: str, default: int | None = None) -> int:
-    return int(_positive(data, key, model, default, int, "integer"))
-
-
-def _number(data: dict[str, Any], key: str, model: str, default: float | None = None) -> float:
-    return float(_positive(data, key, model, default, (int, float), "number"))
-
-
-def _positive(data: dict[str, Any], key: str, model: str, default: Any, kind: Any, name: str) -> Any:
-    value = default if data.get(key) is None else data[key]
-    if not isinstance(value, kind) or isinstance(value, bool) or value <= 0:
-        raise ModelError(model, f"config.json: {key} is {value!r}, not a positive {name}")
-    return value

@@ -160,16 +160,16 @@ POLICY = ToyPolicy
 
 def test_add_a_model_family(scratch: Scratch) -> None:
     scratch.write(
-        "engine/model/toy.py",
-        '"""Llama by another name."""\n\nfrom engine.model.llama import Llama\n\n\nclass Toy(Llama):\n    pass\n',
+        "engine/model/families/toy.py",
+        '"""Llama by another name."""\n\nfrom engine.model.families.llama import Llama\n\n\nclass Toy(Llama): ...\n',
     )
-    row = '    "llama": Family(hf_class="LlamaForCausalLM", gguf_pairs=True),\n'
+    row = '    "llama": Family(hf_class="LlamaForCausalLM", gguf="pairs"),\n'
     scratch.edit("runtime/checkpoint/families.py", row, row + '    "toy": Family(hf_class="ToyForCausalLM"),\n')
-    scratch.edit("engine/model/registry.py", '{"llama": Llama, ', '{"llama": Llama, "toy": Toy, ')
+    scratch.edit("engine/model/families/registry.py", '    "llama": Llama,\n', '    "llama": Llama,\n    "toy": Toy,\n')
     scratch.edit(
-        "engine/model/registry.py",
-        "from engine.model.qwen3 import Qwen3\n",
-        "from engine.model.qwen3 import Qwen3\nfrom engine.model.toy import Toy\n",
+        "engine/model/families/registry.py",
+        "from engine.model.families.qwen3 import Qwen3\n",
+        "from engine.model.families.qwen3 import Qwen3\nfrom engine.model.families.toy import Toy\n",
     )
     scratch.run("-c", FAMILY)
     scratch.has_followed("Add a model family")
@@ -178,7 +178,7 @@ def test_add_a_model_family(scratch: Scratch) -> None:
 FAMILY = """
 import json
 from pathlib import Path
-from engine.model.registry import MODELS
+from engine.model.families.registry import MODELS
 from runtime.checkpoint.model_config import load_model_config
 
 config = {"architectures": ["ToyForCausalLM"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,

@@ -14,6 +14,7 @@ from tests.service import TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import LENGTHS, ask, random_prompt
 from tests.spine.worker_view import until_idle
+from tests.tiny_families import write_family
 from tests.tiny_model import TEXT
 
 SMOLLM2_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 129, 700)  # the model takes its time
@@ -49,6 +50,18 @@ async def test_answers_of_a_tiny_model_equal_those_of_transformers(
         prompts = [random_prompt(length, seed=length) for length in LENGTHS]
         await equal_answers(service, tiny_oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
         await equal_conversations(service, tiny_oracle, conversations=4, turns=4)
+        await until_idle(service)
+
+
+@pytest.mark.parametrize("case", ["phi3, windows and part of a head rotated", "gemma3"])
+async def test_answers_of_a_family_whose_layers_differ_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
+    """KV of layers with windows and rotations of their own is shipped, found again and chunked as any other."""
+    prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
+    oracle = Oracle(write_family(tmp_path, case))
+    async with running_service(tmp_path, prefill, 1, overrides, engine={"max_batch_tokens": 128}) as service:
+        prompts = [random_prompt(length, seed=length) for length in (1, 16, 33, 100, 512)]
+        await equal_answers(service, oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
+        await equal_conversations(service, oracle, conversations=2, turns=3)
         await until_idle(service)
 
 

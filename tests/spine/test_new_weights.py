@@ -67,7 +67,7 @@ async def test_a_service_answers_as_one_that_was_started_with_the_new_weights(tm
         assert said.startswith("no weights were changed: decode-1 keeps its weights: model ")
         assert f"prefill-1 keeps its weights: model {wrong}: tensor model.norm.weight has shape [63], expected" in said
         other = write_tiny_model(tmp_path / "other", rope_theta=5e5)
-        assert "config.json says rope_theta 500000.0, and 10000.0 is served" in await refusal(service, other)
+        assert "config.json says rope.theta 500000.0, and 10000.0 is served" in await refusal(service, other)
         assert "is no absolute path of a folder" in await refusal(service, tmp_path / "missing")
         (tmp_path / "link").symlink_to("/etc")
         for strange in (Path("/etc"), Path("/nowhere"), tmp_path / ".." / "other", tmp_path / "link"):

@@ -1,6 +1,8 @@
 """The GPU's runner against the plain torch one: the same engine, prompts and seeds; compiled on a GPU, in Triton's
 interpreter elsewhere."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -20,6 +22,7 @@ from runtime.device.drivers import memory_of
 from runtime.grammar.compiler import GrammarCompiler
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
+from tests.tiny_families import write_family
 from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -97,11 +100,18 @@ def both(
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
 
+MIXED = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
+
+
 @pytest.mark.parametrize("model", ["files", "qwen3"], ids=["llama", "qwen3"])
 def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytest.FixtureRequest) -> None:
-    """Both architectures are tried here. What the other tests are about begins behind the model, at its logits."""
-    params = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
-    both(request.getfixturevalue(model), params, seed=1)
+    """Architectures are tried here. What the other tests are about begins behind the model, at its logits."""
+    both(request.getfixturevalue(model), MIXED, seed=1)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "granite", "olmo2"])
+def test_families_whose_layers_attend_alike(family: str, tmp_path: Path) -> None:
+    both(resolve_model(str(write_family(tmp_path, family, num_hidden_layers=NUM_LAYERS))), MIXED, seed=1)
 
 
 def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.attention import Span, StepAttention
+from engine.model.attention import LayerAttention, Span, StepAttention
 from engine.runners.torch_attention import TorchAttention
 from kvtransfer.slab.layout import SlabLayout
 
@@ -42,6 +42,9 @@ class StandingStill:
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return torch.ones(len(positions), 1, HEAD_DIM), torch.zeros(len(positions), 1, HEAD_DIM)
 
+    def query_scales(self, positions: Tensor, dtype: torch.dtype) -> None:
+        """Queries stay as they are, too."""
+
 
 class Bench:
     """A slab, the attention under test and the oracle, fed with the same random tokens."""
@@ -66,7 +69,9 @@ class Bench:
         total = sum(count for _, count in work)
         metadata = self.attention.prepare(spans[: len(prefill)], spans[len(prefill) :])
         done: list[int] = []
-        step = StepAttention(self.attention, metadata, self.slab, total - len(decode), done.append)
+        step = StepAttention(
+            [LayerAttention(self.attention, metadata)] * 2, self.slab, total - len(decode), done.append
+        )
         queries = torch.randn(total, HEADS, HEAD_DIM)
         keys, values = torch.randn(total, KV_HEADS, HEAD_DIM), torch.randn(total, KV_HEADS, HEAD_DIM)
         result = step(1, torch.cat((queries, keys, values), dim=1), None)

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.model.attention import Span, StepAttention
-from engine.model.llama import Llama
+from engine.model.families.llama import Llama
+from engine.model.families.registry import MODELS
 from engine.model.operations import TorchOperations
-from engine.model.registry import MODELS
-from engine.model.rope import RotaryEmbedding
 from engine.model.weights import Weights
-from engine.runners.torch_attention import TorchAttention
+from engine.runners.torch_attention import prepare, torch_attentions
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_files import resolve_model
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
@@ -49,12 +48,13 @@ def run(model: Llama, token_ids: Tensor, chunks: list[int], block_size: int) -> 
     num_blocks = len(token_ids) // block_size + 3
     layout = SlabLayout(config.num_layers, num_blocks, config.num_kv_heads, block_size, config.head_dim, "float32")
     slab, table = torch.full(layout.shape, 5.0), torch.randperm(num_blocks).tolist()
-    attention = TorchAttention(layout, RotaryEmbedding(config, CPU), torch.float32, CPU)
+    attentions = torch_attentions(config, layout, torch.float32, CPU)
     hidden, start = [], 0
     for size in chunks:
         span = [Span(start, start + size, table)]
         prefill, decode = (span, []) if size > 1 else ([], span)
-        step = StepAttention(attention, attention.prepare(prefill, decode), slab, size if size > 1 else 0, None)
+        layers = prepare(attentions, [layer.sinks for layer in model.layers], prefill, decode)
+        step = StepAttention(layers, slab, size if size > 1 else 0, None)
         hidden.append(model.forward(token_ids[start : start + size], step))
         start += size
     assert start == len(token_ids)

@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import save_file
 
 from benchmarks.shapes import SHAPES
+from engine.model.families.registry import MODELS
 from engine.model.operations import TorchOperations
 from engine.model.random_weights import RandomWeights
-from engine.model.registry import MODELS
 from engine.model.shard import Shard
 from engine.model.weights import Weights
 from runtime.checkpoint.fingerprint import fingerprint

@@ -33,6 +33,7 @@ from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.freezing import freeze
 from tests.open_files import open_files
 from tests.service import assert_gone
+from tests.tiny_families import write_family
 from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -45,10 +46,16 @@ SHAPES = {
     "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 8, "tie_word_embeddings": True},
     "two_kv_heads": {"num_attention_heads": 8, "num_key_value_heads": 2},
 }
+# Whose tensors and sums are divided in other ways.
+FAMILIES = ["qwen2", "phi3, windows and part of a head rotated", "granite", "olmo3", "gemma3"]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    if request.param in FAMILIES:
+        kv_heads = 2 if request.param == "olmo3" else 4
+        shape = {"num_attention_heads": 8, "num_key_value_heads": kv_heads}
+        return resolve_model(str(write_family(tmp_path_factory.mktemp("family"), request.param, **shape)))
     architecture = "qwen3" if request.param == "qwen3" else "llama"
     folder = write_tiny_model(
         tmp_path_factory.mktemp(request.param), architecture=architecture, num_hidden_layers=2, **SHAPES[request.param]
@@ -153,7 +160,13 @@ def test_tokens_and_kv_of_all_ranks_are_those_of_one(
     assert_those_of_one(files, pair, num_blocks)
 
 
-@pytest.mark.parametrize("files", ["llama", "two_kv_heads"], indirect=True)
+@pytest.mark.parametrize("files", FAMILIES, indirect=True)
+def test_tokens_and_kv_of_both_ranks_of_a_family_are_those_of_one(files: ModelFiles) -> None:
+    with loaded(files, 2) as model:
+        assert_those_of_one(files, model, PRESSED_BLOCKS)
+
+
+@pytest.mark.parametrize("files", ["llama", "two_kv_heads", "olmo3"], indirect=True)
 def test_tokens_and_kv_of_four_ranks_are_those_of_one(files: ModelFiles) -> None:
     """With KV heads for each, and with a head that two share. What qwen3 adds is in each head: two ranks show it."""
     with loaded(files, 4) as model:

@@ -16,15 +16,34 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError
 from tests.engine.runner_bench import STALE, RunnerBench
+from tests.tiny_families import write_family
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 CONFIG = EngineConfig(device="cpu", kv_memory="4MiB")
 MAX_TOKENS = 24
 
 
+# With all that layers of families differ in; tests/engine/model/families/test_families.py has every one.
+FAMILIES = [
+    "phi3, windows and part of a head rotated",
+    "smollm3",
+    "granite",
+    "olmo3",
+    "gemma2",
+    "gemma3",
+]
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return resolve_model(str(write_tiny_model(tmp_path_factory.mktemp(request.param), architecture=request.param)))
+    return written(tmp_path_factory, request.param)
+
+
+def written(tmp_path_factory: pytest.TempPathFactory, name: str) -> ModelFiles:
+    folder = tmp_path_factory.mktemp("model")
+    if name in FAMILIES:
+        return resolve_model(str(write_family(folder, name)))
+    return resolve_model(str(write_tiny_model(folder, architecture=name)))
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +73,11 @@ def expected(reference: Any, prompt: list[int]) -> list[int]:
     return ids
 
 
+@pytest.mark.parametrize("files", ["llama", "qwen3", *FAMILIES], indirect=True)
 def test_greedy_output_equals_transformers_in_mixed_batches_of_chunks_and_decodes(
     files: ModelFiles, reference: Any
 ) -> None:
-    block_size = 16 if "Llama" in files.config.architecture else 32
+    block_size = 16 if files.config.architecture == "llama" else 32
     source = random.Random(block_size)
     bench = RunnerBench(files, EngineConfig(device="cpu", kv_memory="4MiB", block_size=block_size))
     sequences = [bench.sequence(prompt, MAX_TOKENS) for prompt in prompts(8, seed=block_size)]
@@ -161,5 +181,5 @@ def test_a_tensor_that_does_not_fit_the_config_is_named(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"num_hidden_layers": 4', '"num_hidden_layers": 5'))
-    with pytest.raises(ModelError, match=r"tensor model\.layers\.4\.input_layernorm\.weight is missing"):
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.4\.self_attn\.q_proj\.weight is missing"):
         RunnerBench(resolve_model(str(folder)), CONFIG)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint.model_config import Llama3RopeScaling, ModelConfig, load_model_config, parse_model_config
+from runtime.checkpoint.families import FAMILIES
+from runtime.checkpoint.model_config import ModelConfig, load_model_config, parse_model_config
+from runtime.checkpoint.rope_config import Rope, RopeScaling
 from runtime.errors import ModelError
 from tests.tiny_model import tiny_config
 
@@ -16,6 +18,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 
 
 def parse(architecture: str = "llama", **overrides: Any) -> ModelConfig:
@@ -39,19 +43,29 @@ def test_missing_optional_keys_follow_the_architecture() -> None:
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 def test_llama3_rope_scaling_is_read_in_both_spellings(key: str) -> None:
     config = parse(rope_theta=500000.0, **{key: LLAMA3})
-    assert config.rope_theta == 500000.0
-    assert config.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 256)
+    assert config.rope == Rope(500000.0, 16, RopeScaling("llama3", 8.0, 256, 1.0, 4.0))
 
 
 def test_rope_parameters_carry_theta() -> None:
     config = parse(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    assert config.rope_theta == 1e6
-    assert config.rope_scaling is None
+    assert config.rope == Rope(1e6, 16)
 
 
-@pytest.mark.parametrize("scaling", [{"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0}])
-def test_a_rope_scaling_that_is_not_implemented_is_refused(scaling: dict[str, Any]) -> None:
-    with pytest.raises(ModelError, match=r"'(yarn|linear)' is not implemented; implemented: default, llama3"):
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, "'dynamic' is not implemented; implemented: default, linear"),
+        ({"type": "linear"}, "factor is None, not a positive number"),
+        ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings is None"),
+        (YARN | {"mscale": -1.0, "mscale_all_dim": 1.0}, "mscale is -1.0, not a positive number"),
+        ({"rope_type": "longrope", "long_factor": [1.0] * 8}, "long_factor and short_factor need 8 positive numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 7 + [0.0]}, "need 8 positive numbers"),
+        ({"partial_rotary_factor": 0.45}, "rotates 7 of 16 dimensions"),
+        ([1], "not an object"),
+    ],
+)
+def test_a_rope_that_would_be_another_is_refused(scaling: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         parse(rope_scaling=scaling)
 
 
@@ -63,13 +77,15 @@ def test_a_rope_scaling_that_is_not_implemented_is_refused(scaling: dict[str, An
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is no list of 4"),
+        ({"layer_types": ["sliding_attention"] * 4}, "sliding_attention is not supported without"),
+        ({"layer_types": ["chunked_attention"] * 4}, "'chunked_attention' is not supported"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "sliding_attention is not supported without"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"quantization_config": {"quant_method": "fp8"}}, r"\(fp8\) are not served: take .* a \.gguf file"),
         ({"quantization_config": {"quant_method": "awq"}}, r"\(awq\) are not served"),
         ({"quantization_config": ["gptq"]}, "not served"),
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not served; served: bfloat16, float16, float32"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_attention_heads": 5}, "5 attention heads cannot share 2"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a positive integer"),
         ({"vocab_size": None}, "vocab_size is None"),
@@ -83,10 +99,27 @@ def test_what_would_compute_something_else_is_refused(overrides: dict[str, Any],
         parse(**overrides)
 
 
-def test_a_sliding_window_counts_only_when_it_is_used() -> None:
-    assert parse("qwen3", use_sliding_window=False, sliding_window=4096).architecture == "qwen3"
-    with pytest.raises(ModelError, match="sliding-window"):
-        parse("qwen3", use_sliding_window=True, sliding_window=4096)
+def test_a_sliding_window_counts_only_when_it_is_used_and_shorter_than_contexts() -> None:
+    assert parse("qwen3", use_sliding_window=False, sliding_window=64).windows == ()
+    assert parse("qwen3", use_sliding_window=True, sliding_window=4096).windows == ()
+    assert parse("qwen3", use_sliding_window=True, sliding_window=64).windows == (64,) * 4
+    assert parse("qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=3).windows == (0, 0, 0, 64)
+
+
+def of_family(architecture: str, **keys: Any) -> ModelConfig:
+    return parse(architectures=[FAMILIES[architecture].hf_class], **keys)
+
+
+def test_a_familys_rule_says_which_layers_have_a_window_where_the_file_does_not() -> None:
+    gelu = {"hidden_act": "gelu_pytorch_tanh", "sliding_window": 64}
+    assert of_family("mistral", sliding_window=64).windows == (64,) * 4
+    assert of_family("gemma2", **gelu).windows == (64, 0, 64, 0)
+    assert of_family("olmo3", sliding_window=64).windows == (64, 64, 64, 0)
+    gemma3 = of_family("gemma3", num_hidden_layers=7, rope_theta=1e6, rope_local_base_freq=1e4, **gelu)
+    assert gemma3.windows == (64, 64, 64, 64, 64, 0, 64)
+    assert [gemma3.rope_of(layer) for layer in (4, 5)] == [Rope(1e4, 16), Rope(1e6, 16)]
+    smollm3 = of_family("smollm3", num_hidden_layers=8)
+    assert [layer for layer in range(8) if smollm3.rope_of(layer) is None] == [3, 7]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", None])

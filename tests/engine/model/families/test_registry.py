@@ -1,4 +1,4 @@
-from engine.model.registry import MODELS
+from engine.model.families.registry import MODELS
 from runtime.checkpoint.families import FAMILIES
 
 

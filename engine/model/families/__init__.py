@@ -1,0 +1,1 @@
+"""The model families: one small file each, and the table of their classes."""
