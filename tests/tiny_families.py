@@ -70,6 +70,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"tie_word_embeddings": True, "query_pre_attn_scalar": 10, "rope_parameters": GEMMA3_ROPES}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen3moe": (
+        "qwen3_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        WINDOW
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5}
+        | {"rope_parameters": YARN | {"truncate": False}},
+    ),
     "llama, yarn": ("llama", {"rope_parameters": YARN}),
     "llama, yarn with scales": ("llama", {"rope_parameters": YARN | {"mscale": 1.5, "mscale_all_dim": 0.8}}),
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),

@@ -45,6 +45,11 @@ class Shard:
         return _share(self.model.intermediate_size, self.rank, self.size)
 
     @property
+    def expert_rows(self) -> range:
+        """Of each expert's width."""
+        return _share(self.model.expert_size, self.rank, self.size)
+
+    @property
     def vocabulary(self) -> range:
         """Token ids whose logits this rank computes. The last rank may have fewer than the others."""
         share = vocabulary_share(self.model.vocab_size, self.size)
@@ -58,12 +63,15 @@ class Shard:
             num_heads=len(self.query_heads),
             num_kv_heads=len(self.kv_heads),
             intermediate_size=len(self.mlp_rows),
+            expert_size=len(self.expert_rows),
         )
 
     def part(self, name: str) -> Part | None:
         """The part of the tensor `name`; None: this rank holds it whole."""
         model, head_dim = self.model, self.model.head_dim
         family = FAMILIES[model.architecture]
+        if ".experts." in name:
+            return self._expert_part(name)
         match name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]:
             case "q_norm" if family.has_whole_norms:
                 return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
@@ -73,7 +81,7 @@ class Shard:
                 return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
             case "k_proj" | "v_proj":
                 return Part(0, model.num_kv_heads * head_dim, _times(self.kv_heads, head_dim))
-            case "o_proj":
+            case "o_proj" if not name.endswith(".bias"):
                 return Part(1, model.num_heads * head_dim, _times(self.query_heads, head_dim))
             case "gate_proj" | "up_proj":
                 return Part(0, model.intermediate_size, self.mlp_rows)
@@ -81,13 +89,34 @@ class Shard:
                 return Part(1, model.intermediate_size, self.mlp_rows)
             case "lm_head":
                 return Part(0, model.vocab_size, self.vocabulary)
+            case "sinks":
+                return Part(0, model.num_heads, self.query_heads)
         return None
+
+    def _expert_part(self, name: str) -> Part | None:
+        """gpt-oss has one tensor for all experts, in which gates and ups take turns."""
+        size, rows = self.model.expert_size, self.expert_rows
+        match name.removesuffix(".weight").rpartition(".")[2]:
+            case "gate_up_proj":
+                return Part(2, 2 * size, _times(rows, 2))
+            case "gate_up_proj_bias":
+                return Part(1, 2 * size, _times(rows, 2))
+            case "down_proj_bias":
+                return None
+            case "down_proj" | "w2":
+                return Part(1, size, rows)
+        return Part(0, size, rows)
 
 
 def shard_of(model: ModelConfig, rank: int, size: int) -> Shard:
     """Raises ConfigError when the model cannot be divided among `size` ranks."""
     kv_heads = model.num_kv_heads
-    for what, count in (("attention heads", model.num_heads), ("MLP rows", model.intermediate_size)):
+    counts = {
+        "attention heads": model.num_heads,
+        "MLP rows": 0 if model.num_experts else model.intermediate_size,
+        "rows of each expert": model.expert_size,
+    }
+    for what, count in counts.items():
         if count % size:
             raise ConfigError(FIELD, f"{count} {what} of the model cannot be divided by {size}")
     if max(kv_heads, size) % min(kv_heads, size):

@@ -9,6 +9,7 @@ class Family:
     hf_class: str  # in `architectures` of config.json
     default_head_dim: int | None = None  # where config.json says none; None: hidden size / attention heads
     has_biases: bool = False  # of queries, keys and values
+    has_output_bias: bool = False  # behind attention, too: config.json says attention_bias
     has_sinks: bool = False  # of attention heads: see LlamaLayer
     has_head_norms: bool = False  # query and key heads are normalised: tensors q_norm and k_norm
     has_whole_norms: bool = False  # all queries of a token are normalised together, and all its keys
@@ -17,6 +18,7 @@ class Family:
     has_local_rope: bool = False  # layers with a window are rotated by another rope
     unrotated_every: int = 0  # which layers are not rotated where config.json lists none; 0: all are
     scales: Literal["", "granite", "gemma"] = ""  # whose keys of config.json scale activations
+    experts: Literal["", "mixtral", "qwen3"] = ""  # whose keys of config.json describe them
     is_fused: bool = False  # tensors qkv_proj and gate_up_proj
     is_tied: bool = False  # where config.json does not say it
     activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
@@ -59,6 +61,17 @@ FAMILIES = {
         is_tied=True,
         activation="gelu_pytorch_tanh",
         gguf="halves",
+    ),
+    "mixtral": Family(hf_class="MixtralForCausalLM", windows="always", experts="mixtral"),
+    "qwen3moe": Family(hf_class="Qwen3MoeForCausalLM", has_head_norms=True, windows="if used", experts="qwen3"),
+    "gpt-oss": Family(
+        hf_class="GptOssForCausalLM",
+        has_biases=True,
+        has_output_bias=True,
+        has_sinks=True,
+        windows="always",
+        full_every=2,
+        experts="mixtral",
     ),
 }
 """By the name that llama.cpp gives them; engine/model/families/registry.py has the class of each."""

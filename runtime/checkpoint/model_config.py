@@ -42,6 +42,12 @@ class ModelConfig:
     logit_scale: float = 1.0
     attention_softcap: float = 0.0  # scores are cap * tanh(score / cap); 0: as they are
     logit_softcap: float = 0.0
+    num_experts: int = 0  # of each layer; 0: one MLP
+    experts_per_token: int = 0
+    expert_size: int = 0  # as intermediate_size, of each
+    norms_expert_weights: bool = False  # whether the weights of the chosen experts sum to one
+    swiglu_alpha: float = 1.702  # of gpt-oss's activation, and the bound of its inputs
+    swiglu_limit: float = 7.0
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -57,7 +63,7 @@ class ModelConfig:
         """Whether all layers attend alike, to whole contexts, with whole heads rotated and scores as they are, and have
         one MLP."""
         whole = self.rope.dim == self.head_dim and not self.unrotated and not any(self.windows)
-        return whole and not self.rope.query_beta and not self.attention_softcap
+        return whole and not self.rope.query_beta and not self.attention_softcap and not self.num_experts
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -117,6 +123,7 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
         windows=windows,
         unrotated=_unrotated(data, family, num_layers, model),
         **_scales(data, family, hidden_size, head_dim, model),
+        **_experts(data, family, model),
     )
 
 
@@ -133,7 +140,7 @@ def served_dtype(published: str, wanted: str, *, on_gpu: bool) -> str:
 
 def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
     """Refuses variants of a family that compute something else than our class does."""
-    known = {"attention_bias": False, "mlp_bias": False, "use_bidirectional_attention": False}
+    known = {"attention_bias": family.has_output_bias, "mlp_bias": False, "use_bidirectional_attention": False}
     for key, value in known.items():
         if bool(data.get(key, value)) != value:
             raise ModelError(model, f"{key} {data[key]!r:.40} is not supported")
@@ -187,6 +194,27 @@ def _unrotated(data: dict[str, Any], family: Family, num_layers: int, model: str
     if not isinstance(rotated, list) or len(rotated) < num_layers:
         raise ModelError(model, f"config.json: no_rope_layers is no list of {num_layers}, one for each layer")
     return tuple(layer for layer in range(num_layers) if not rotated[layer])
+
+
+def _experts(data: dict[str, Any], family: Family, model: str) -> dict[str, Any]:
+    """Qwen3's number of experts is `num_local_experts` where transformers 5 has written it."""
+    if not family.experts:
+        return {}
+    if data.get("mlp_only_layers") or data.get("decoder_sparse_step", 1) != 1:
+        raise ModelError(model, "layers without experts (mlp_only_layers, decoder_sparse_step) are not supported")
+    is_mixtral = family.experts == "mixtral"
+    count = size(data, "num_local_experts" if is_mixtral or "num_experts" not in data else "num_experts", model)
+    per_token = size(data, "num_experts_per_tok", model)
+    if per_token > count:
+        raise ModelError(model, f"num_experts_per_tok {per_token} is more than the {count} experts")
+    return {
+        "num_experts": count,
+        "experts_per_token": per_token,
+        "expert_size": size(data, "intermediate_size" if is_mixtral else "moe_intermediate_size", model),
+        "norms_expert_weights": is_mixtral or bool(data.get("norm_topk_prob")),
+        "swiglu_alpha": number(data, "swiglu_alpha", model, default=1.702),
+        "swiglu_limit": number(data, "swiglu_limit", model, default=7.0),
+    }
 
 
 def _scales(data: dict[str, Any], family: Family, hidden_size: int, head_dim: int, model: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ async def test_answers_of_a_tiny_model_equal_those_of_transformers(
         await until_idle(service)
 
 
-@pytest.mark.parametrize("case", ["phi3, windows and part of a head rotated", "gemma3"])
+@pytest.mark.parametrize("case", ["phi3, windows and part of a head rotated", "gemma3", "gpt-oss"])
 async def test_answers_of_a_family_whose_layers_differ_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
     """KV of layers with windows and rotations of their own is shipped, found again and chunked as any other."""
     prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]

@@ -1,6 +1,8 @@
 """The class of each family of runtime/checkpoint/families.py."""
 
+from engine.model.families.experts import Mixtral, Qwen3Moe
 from engine.model.families.gemma import Gemma2, Gemma3
+from engine.model.families.gpt_oss import GptOss
 from engine.model.families.llama import Llama
 from engine.model.families.olmo import Olmo
 from engine.model.families.qwen2 import Qwen2
@@ -20,4 +22,7 @@ MODELS: dict[str, type[Llama]] = {
     "olmo3": Olmo,
     "gemma2": Gemma2,
     "gemma3": Gemma3,
+    "mixtral": Mixtral,
+    "qwen3moe": Qwen3Moe,
+    "gpt-oss": GptOss,
 }

@@ -47,7 +47,7 @@ SHAPES = {
     "two_kv_heads": {"num_attention_heads": 8, "num_key_value_heads": 2},
 }
 # Whose tensors and sums are divided in other ways.
-FAMILIES = ["qwen2", "phi3, windows and part of a head rotated", "granite", "olmo3", "gemma3"]
+FAMILIES = ["qwen2", "phi3, windows and part of a head rotated", "granite", "olmo3", "gemma3", "qwen3moe", "gpt-oss"]
 
 
 @pytest.fixture(scope="module", params=SHAPES)

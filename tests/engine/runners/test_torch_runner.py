@@ -31,6 +31,8 @@ FAMILIES = [
     "olmo3",
     "gemma2",
     "gemma3",
+    "mixtral",
+    "gpt-oss",
 ]
 
 

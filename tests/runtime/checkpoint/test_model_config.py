@@ -74,7 +74,7 @@ def test_a_rope_that_would_be_another_is_refused(scaling: Any, message: str) -> 
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.* not supported"),
         ({"architectures": None}, "not supported, only LlamaForCausalLM"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is no list of 4"),
@@ -106,6 +106,26 @@ def test_a_sliding_window_counts_only_when_it_is_used_and_shorter_than_contexts(
     assert parse("qwen3", use_sliding_window=True, sliding_window=64, max_window_layers=3).windows == (0, 0, 0, 64)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 is more than the 8 experts"),
+        ({"mlp_only_layers": [0]}, "layers without experts"),
+        ({"decoder_sparse_step": 2}, "layers without experts"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is None"),
+    ],
+)
+def test_experts_that_would_be_others_are_refused(keys: dict[str, Any], message: str) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | keys
+    with pytest.raises(ModelError, match=message):
+        of_family("qwen3moe", **experts)
+
+
+def test_a_gpt_oss_without_biases_is_refused() -> None:
+    with pytest.raises(ModelError, match="attention_bias False is not supported"):
+        of_family("gpt-oss", attention_bias=False)
+
+
 def of_family(architecture: str, **keys: Any) -> ModelConfig:
     return parse(architectures=[FAMILIES[architecture].hf_class], **keys)
 
@@ -118,6 +138,8 @@ def test_a_familys_rule_says_which_layers_have_a_window_where_the_file_does_not(
     gemma3 = of_family("gemma3", num_hidden_layers=7, rope_theta=1e6, rope_local_base_freq=1e4, **gelu)
     assert gemma3.windows == (64, 64, 64, 64, 64, 0, 64)
     assert [gemma3.rope_of(layer) for layer in (4, 5)] == [Rope(1e4, 16), Rope(1e6, 16)]
+    experts = {"attention_bias": True, "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert of_family("gpt-oss", sliding_window=64, **experts).windows == (64, 0, 64, 0)
     smollm3 = of_family("smollm3", num_hidden_layers=8)
     assert [layer for layer in range(8) if smollm3.rope_of(layer) is None] == [3, 7]
 
