@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.model.fused_tensors import FUSED, parts_of
 from engine.model.mapped_file import Entry, map_file
+from engine.model.scaled_tensors import QUANTIZED, scaled, with_scales
 from engine.model.shard import Part
 from runtime.checkpoint.model_config import ModelConfig, load_model_config
 from runtime.checkpoint.model_files import weight_files
@@ -26,8 +27,11 @@ class Checkpoint:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Where each tensor lies. Raises ModelError when one that is several of ours has other rows than they."""
+        """Where each tensor lies. Raises ModelError when one that is several of ours has other rows than they, or one
+        has no scale that fits it."""
         entries = {name: entry for file in self.files for name, entry in file.entries.items()}
+        if any(entry.dtype in QUANTIZED for entry in entries.values()):
+            entries = with_scales(entries, self.folder)
         if not any(name.removesuffix(".weight").endswith(FUSED) for name in entries):
             return entries
         config = load_model_config(self.folder)
@@ -71,13 +75,15 @@ class Checkpoint:
 
 
 def loaded(entry: Entry) -> Tensor:
+    """Values of the entry's dtype, or products in float32."""
     data = entry.data[entry.start : entry.end]
     if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
         data = data.clone()
     shape = entry.shape
     for dimension, whole, _ in reversed(entry.parts):
         shape = (*shape[:dimension], whole, *shape[dimension + 1 :])
-    tensor = data.view(entry.dtype).view(shape)
+    values = data.view(entry.dtype)
+    tensor = values.view(shape) if entry.scale is None else scaled(values, shape, entry.scale)
     for dimension, _, held in entry.parts:
         tensor = tensor.narrow(dimension, held.start, len(held))
     return tensor

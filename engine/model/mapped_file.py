@@ -19,13 +19,19 @@ from torch import Tensor
 from engine.model.shard import Part
 from runtime.errors import ModelError
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Where a tensor lies: bytes [start, end) of `data`, a mapped file; with `parts`, only the part of them that is
-    left when one after the other is cut."""
+    left when one after the other is cut. With `scale` its values are the products of both."""
 
     data: Tensor  # uint8, one-dimensional
     dtype: torch.dtype
@@ -33,9 +39,11 @@ class Entry:
     start: int
     end: int
     parts: tuple[Part, ...] = ()
+    scale: "Scale | None" = None
 
     def follows(self, other: "Entry") -> bool:
-        return self.data is other.data and self.dtype == other.dtype and self.start == other.end
+        is_plain = self.scale is None and other.scale is None and self.dtype == other.dtype
+        return is_plain and self.data is other.data and self.start == other.end
 
     def cut(self, part: Part | None) -> "Entry":
         """The part that a rank holds."""
@@ -43,11 +51,25 @@ class Entry:
             return self
         held, shape = part.held, list(self.shape)
         shape[part.dimension] = len(held)
-        if part.dimension or self.parts:
+        if part.dimension or self.parts or self.scale is not None:
             return dataclasses.replace(self, shape=tuple(shape), parts=(*self.parts, part))
         row = (self.end - self.start) // self.shape[0]
         start, end = self.start + held.start * row, self.start + held.stop * row
         return dataclasses.replace(self, shape=tuple(shape), start=start, end=end)
+
+    def moved(self, old: Tensor, new: Tensor) -> "Entry":
+        """The same in the mapping `new`, where this one is in `old`."""
+        scale = self.scale and dataclasses.replace(self.scale, entry=self.scale.entry.moved(old, new))
+        return dataclasses.replace(self, data=new if self.data is old else self.data, scale=scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the values of a matrix are multiplied with: [], [1], [rows, 1] or one for each block; of matrices in MXFP4
+    exponents, [experts, rows, groups]."""
+
+    entry: Entry
+    block: tuple[int, int] | None  # rows and columns of a block
 
 
 @dataclass(frozen=True, slots=True)

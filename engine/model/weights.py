@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.model.checkpoint import Checkpoint, loaded
 from engine.model.fused_tensors import parts_of
 from engine.model.mapped_file import Entry, MappedFile, map_file
+from engine.model.scaled_tensors import QUANTIZED
 from engine.model.shard import Part, Shard
 from runtime.checkpoint.model_config import ModelConfig, load_model_config
 from runtime.checkpoint.model_files import weight_files
@@ -178,8 +179,7 @@ class Weights(TensorSource):
                 raise self._changed(f"{file.path.name}: {_change(file, fresh)}")
             known.files[place] = fresh
             self._placed = {
-                name: (part, dataclasses.replace(entry, data=fresh.data) if entry.data is file.data else entry)
-                for name, (part, entry) in self._placed.items()
+                name: (part, entry.moved(file.data, fresh.data)) for name, (part, entry) in self._placed.items()
             }
 
     def reload(self) -> None:
@@ -219,7 +219,7 @@ class Weights(TensorSource):
                 return
             raise ModelError(model, f"tensor {name} is not known to this architecture")
         _check_shape(model, name, tuple(tensor.shape), self._whole(name, tuple(self._placed[name][0].shape)))
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.dtype in QUANTIZED:
             raise ModelError(model, f"tensor {name} has dtype {tensor.dtype}, expected floating-point numbers")
 
     @torch.no_grad()

@@ -8,10 +8,11 @@ CPU time without torch.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from runtime.checkpoint.families import FAMILIES, Family
 from runtime.checkpoint.json_fields import number, size
+from runtime.checkpoint.quantization import parse_quantization
 from runtime.checkpoint.rope_config import Rope, parse_ropes
 from runtime.errors import ModelError
 
@@ -147,15 +148,7 @@ def _refuse_variants(data: dict[str, Any], family: Family, model: str) -> None:
     for key in ("hidden_act", "hidden_activation"):
         if data.get(key) not in (None, family.activation):
             raise ModelError(model, f"{key} {data[key]!r:.40} is not supported; supported: {family.activation}")
-    if quantization := data.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        refuse_quantized(str(method or "quantization_config")[:40], model)
-
-
-def refuse_quantized(method: str, model: str) -> NoReturn:
-    """`method`: what has quantized the safetensors, as the model's folder names it. Raises ModelError."""
-    way = f"take the model's {', '.join(DTYPES)} safetensors, or a .gguf file of any quantization"
-    raise ModelError(model, f"quantized safetensors ({method}) are not served: {way}")
+    parse_quantization(data, model)
 
 
 def _windows(data: dict[str, Any], family: Family, num_layers: int, max_position: int, model: str) -> tuple[int, ...]:

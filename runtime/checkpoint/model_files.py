@@ -13,7 +13,8 @@ from runtime.checkpoint import added_tokens
 from runtime.checkpoint.foreign_config import load_foreign_config
 from runtime.checkpoint.hub import HubName, hub_file, hub_folder, hub_name
 from runtime.checkpoint.model_cache import converted_folder
-from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object, refuse_quantized
+from runtime.checkpoint.model_config import ModelConfig, load_model_config, read_object
+from runtime.checkpoint.quantization import refuse_quantized
 from runtime.checkpoint.slow_tokenizer import FAST, SLOW, make_tokenizer_json
 from runtime.errors import ConfigError, ModelError
 
