@@ -123,12 +123,12 @@ def _smollm2_gguf() -> Path:
 
 
 def _open_gguf(path: Path, name: str, progress: bool) -> ModelFiles:
-    def convert(source: Path, folder: Path) -> None:
-        from runtime.checkpoint import gguf_convert  # here: gguf is slow to load and needed once
+    def converted(source: Path, folder: Path) -> None:
+        from runtime.checkpoint.gguf import convert  # here: gguf is slow to load and needed once
 
-        gguf_convert.convert(source, folder, progress)
+        convert.convert(source, folder, progress)
 
-    return _open_folder(converted_folder(path, convert), name)
+    return _open_folder(converted_folder(path, converted), name)
 
 
 def _open_folder(folder: Path, name: str, foreign: bool = False, weights: bool = True) -> ModelFiles:

@@ -17,7 +17,7 @@ from baton_proto.worker import decode_greeting
 from engine.model.weights import Weights
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.tokenizer import Tokenizer
-from runtime.checkpoint.gguf_convert import convert
+from runtime.checkpoint.gguf.convert import convert
 from runtime.checkpoint.model_config import load_model_config
 from runtime.config.serving import load_config, parse_bytes
 from runtime.errors import BatonError

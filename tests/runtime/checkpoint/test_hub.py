@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.checkpoint.hub import HubName, hub_name
 from tests.hub_server import COMMITS, HubServer, hub_server
-from tests.runtime.checkpoint.test_gguf import write_gguf
+from tests.runtime.checkpoint.gguf.test_gguf import write_gguf
 from tests.tiny_model import write_tiny_model
 
 RESOLVE = """

@@ -25,7 +25,7 @@ def write_slow_model(folder: Path, model: bytes) -> Path:
     return folder
 
 
-def trained(kind: str) -> bytes:
+def trained(kind: str, **options: Any) -> bytes:
     pieces: Any = pytest.importorskip("sentencepiece", reason="needs pip install sentencepiece")
     written = io.BytesIO()
     pieces.SentencePieceTrainer.train(
@@ -37,6 +37,7 @@ def trained(kind: str) -> bytes:
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         minloglevel=2,
+        **options,
     )
     return written.getvalue()
 

@@ -1,8 +1,9 @@
 """Builds a tokenizer.json from the tokenizer in the metadata of a GGUF file.
 
-GGUF stores the vocabulary and the merges, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`, a name of
-llama.cpp's). The table below says what each name means. A name that it lacks is refused, because a wrong split changes
-tokens silently; transformers' GGUF reader does not look at the name.
+Of byte-level BPE, GGUF stores the vocabulary and the merges, but only the name of the pre-tokenizer
+(`tokenizer.ggml.pre`, a name of llama.cpp's). The table below says what each name means. A name that it lacks is
+refused, because a wrong split changes tokens silently; transformers' GGUF reader does not look at the name. Of
+SentencePiece's BPE it stores the vocabulary with scores (sentencepiece.py).
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,17 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from runtime.checkpoint.gguf.sentencepiece import Metadata, build_sentencepiece
 from runtime.errors import ModelError
-
-Metadata = dict[str, Any]
-"""GGUF key -> Python value."""
 
 _WORDS = (  # the split of GPT-4 and its heirs, which differ in the longest run of digits alone
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (  # words begin where small letters end
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -43,6 +47,8 @@ PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "qwen2": PreTokenizer(split=_WORDS.format(digits=""), nfc=True),
+    "tekken": PreTokenizer(split=_CASED, ignore_merges=True, add_bos=True),  # Mistral's
+    "dbrx": PreTokenizer(split=_WORDS.format(digits="{1,3}")),  # Phi-4's
 }
 
 END_TEXTS = frozenset(
@@ -64,27 +70,37 @@ END_TEXTS = frozenset(
 
 
 def build_tokenizer(metadata: Metadata, model: str) -> Tokenizer:
-    """The byte-level BPE tokenizer that `metadata` describes. Raises ModelError."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ModelError(model, f"its tokenizer is of kind {kind!r}; only byte-level BPE ('gpt2') is supported")
+    """The tokenizer that `metadata` describes. Raises ModelError."""
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
+    match kind := metadata.get("tokenizer.ggml.model"):
+        case "gpt2":
+            tokenizer, add_bos = _byte_level(metadata, tokens, model)
+        case "llama":
+            tokenizer, add_bos = build_sentencepiece(metadata, tokens, model), True
+        case _:
+            problem = "only byte-level BPE ('gpt2') and SentencePiece's ('llama') are supported"
+            raise ModelError(model, f"its tokenizer is of kind {kind!r}; {problem}")
+    _add_special_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type") or [])
+    bos = special_token(metadata, "bos")
+    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", add_bos):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+        )
+    return tokenizer
+
+
+def _byte_level(metadata: Metadata, tokens: list[str], model: str) -> tuple[Tokenizer, bool]:
+    """With whether texts begin with BOS unless the file says otherwise."""
     pre = metadata.get("tokenizer.ggml.pre", "default")  # files older than the key split as GPT-2 does
     if pre not in PRE_TOKENIZERS:
         raise ModelError(model, f"its pre-tokenizer {pre!r} is not known; known: {', '.join(PRE_TOKENIZERS)}")
     rules = PRE_TOKENIZERS[pre]
-    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
     tokenizer = Tokenizer(_bpe(tokens, metadata.get("tokenizer.ggml.merges") or [], rules, model))
     if rules.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(rules)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_special_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type") or [])
-    bos = special_token(metadata, "bos")
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", rules.add_bos):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
-        )
-    return tokenizer
+    return tokenizer, rules.add_bos
 
 
 def tokenizer_settings(metadata: Metadata, max_position: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from rich.console import Console
 from rich.progress import Progress
 
-from runtime.checkpoint.families import FAMILIES
-from runtime.checkpoint.gguf_tokenizer import (
-    Metadata,
+from runtime.checkpoint.families import FAMILIES, Family
+from runtime.checkpoint.gguf.sentencepiece import Metadata
+from runtime.checkpoint.gguf.tokenizer import (
     build_tokenizer,
     eos_token_ids,
     special_token,
@@ -42,7 +42,22 @@ LAYER_TENSORS = {  # GGUF name -> Hugging Face's, in file order: tensors that ar
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+FUSED_TENSORS = {  # the same of a family whose tensors are fused in checkpoints, too
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA_TENSORS = LAYER_TENSORS | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+GEMMA_27B = (46, 62)  # layers of Gemma 2's and 3's, which alone scale queries by another size than a head's
+BIASED = ("attn_q", "attn_k", "attn_v")
 
 
 def convert(source: Path, folder: Path, progress: bool) -> None:
@@ -73,8 +88,14 @@ def _read(source: Path) -> tuple[Metadata, dict[str, ReaderTensor]]:
 
 def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
-    if architecture not in FAMILIES:
-        raise ModelError(model, f"architecture {architecture!r} is not supported, only {', '.join(FAMILIES)}")
+    known = [name for name, family in FAMILIES.items() if family.gguf]
+    if architecture not in known:
+        problem = f"architecture {architecture!r} is not read from .gguf files, only {', '.join(known)}"
+        raise ModelError(model, f"{problem}: take the model's safetensors")
+
+    if FAMILIES[architecture].is_fused and metadata.get("tokenizer.ggml.model") == "llama":
+        problem = "Phi-3's SentencePiece vocabulary is not read, because its marks take the spaces behind them"
+        raise ModelError(model, f"{problem}: take the model's safetensors")
 
     def get(key: str, default: Any = None) -> Any:
         value = metadata.get(f"{architecture}.{key}", default)
@@ -87,8 +108,11 @@ def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) ->
     if get("attention.value_length", head_dim) != head_dim or get("rope.dimension_count", head_dim) != head_dim:
         raise ModelError(model, "keys, values and rotary embedding of different sizes are not supported")
     scaling = get("rope.scaling.type", "none")
-    if scaling != "none":
+    if scaling not in ("none", "linear"):
         raise ModelError(model, f"rope scaling {scaling!r} is not implemented for GGUF files")
+    others = _gemma(get, architecture, head_dim) if FAMILIES[architecture].scales == "gemma" else {}
+    if scaling == "linear":
+        others["rope_scaling"] = {"rope_type": "linear", "factor": get("rope.scaling.factor")}
     return {
         "architectures": [FAMILIES[architecture].hf_class],
         "model_type": architecture,
@@ -99,16 +123,28 @@ def _config(metadata: Metadata, tensors: dict[str, ReaderTensor], model: str) ->
         "num_attention_heads": num_heads,
         "num_key_value_heads": get("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        "hidden_act": FAMILIES[architecture].activation,
         "max_position_embeddings": get("context_length"),
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
         "rope_theta": get("rope.freq_base", 10000.0),
+        "sliding_window": get("attention.sliding_window", 0) or None,
         "attention_bias": False,
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "dtype": "float32",
+        **others,
     }
+
+
+def _gemma(get: Callable[..., Any], architecture: str, head_dim: int) -> dict[str, Any]:
+    """Raises ModelError."""
+    get("attention.sliding_window")  # must be there, and what follows
+    is_wide = get("block_count") in GEMMA_27B
+    scalar = get("embedding_length") // get("attention.head_count") if is_wide else head_dim
+    caps = ("attn_logit_softcapping", "final_logit_softcapping") if architecture == "gemma2" else ()
+    local = {"rope_local_base_freq": get("rope.freq_base_swa", 10000.0)}
+    return {"query_pre_attn_scalar": scalar, **local, **{key: get(key) for key in caps}}
 
 
 def _generation_config(metadata: Metadata) -> dict[str, Any]:
@@ -121,15 +157,24 @@ def _generation_config(metadata: Metadata) -> dict[str, Any]:
 
 def _tensor_names(config: dict[str, Any]) -> dict[str, str]:
     """Hugging Face's name -> GGUF's, in file order."""
-    names = {"model.embed_tokens.weight": "token_embd.weight"}
+    family, names = FAMILIES[config["model_type"]], {"model.embed_tokens.weight": "token_embd.weight"}
     for layer in range(config["num_hidden_layers"]):
-        for theirs, ours in LAYER_TENSORS.items():
-            if theirs not in HEAD_NORMS or FAMILIES[config["model_type"]].has_head_norms:
+        for theirs, ours in layer_tensors(family).items():
+            if theirs not in HEAD_NORMS or family.has_head_norms:
                 names[f"model.layers.{layer}.{ours}.weight"] = f"blk.{layer}.{theirs}.weight"
+        for theirs in BIASED if family.has_biases else ():
+            names[f"model.layers.{layer}.{LAYER_TENSORS[theirs]}.bias"] = f"blk.{layer}.{theirs}.bias"
     names["model.norm.weight"] = "output_norm.weight"
     if not config["tie_word_embeddings"]:
         names["lm_head.weight"] = "output.weight"
     return names
+
+
+def layer_tensors(family: Family) -> dict[str, str]:
+    """GGUF's name -> Hugging Face's, in file order."""
+    if family.scales == "gemma":
+        return GEMMA_TENSORS
+    return FUSED_TENSORS if family.is_fused else LAYER_TENSORS
 
 
 def _check_names(found: set[str], wanted: set[str], model: str) -> None:
@@ -163,6 +208,8 @@ def _write_tensors(
         except (NotImplementedError, ValueError) as error:
             problem = f"tensor {tensor.name}: {tensor.tensor_type.name} cannot be de-quantised"
             raise ModelError(model, problem) from error
+        if FAMILIES[config["model_type"]].scales == "gemma" and name.endswith("norm.weight"):
+            values = values - 1  # which llama.cpp adds
         if FAMILIES[config["model_type"]].gguf == "pairs" and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _halves_from_pairs(values, config["head_dim"])
         file.write(np.ascontiguousarray(values, dtype="<f4").data)

@@ -16,8 +16,10 @@ from gguf import GGMLQuantizationType as Quantization
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from runtime.checkpoint.gguf_convert import LAYER_TENSORS, convert
-from runtime.checkpoint.gguf_tokenizer import eos_token_ids
+from runtime.checkpoint.families import FAMILIES
+from runtime.checkpoint.gguf.convert import convert, layer_tensors
+from runtime.checkpoint.gguf.tokenizer import eos_token_ids
+from runtime.checkpoint.model_config import load_model_config
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ModelError
@@ -48,19 +50,23 @@ def write_gguf(
     writer.add_value_length(16)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    _add_tokenizer(writer, path.parent)
+    add_tokenizer(writer, path.parent)
     for key, value in (metadata or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    if architecture == "phi3":
+        weights = _fused(weights)
     for layer in range(2):
-        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for theirs, ours in LAYER_TENSORS.items()}
+        tensors = layer_tensors(FAMILIES[architecture])
+        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for theirs, ours in tensors.items()}
     expected = {}
     for name, value in weights.items():
         stored = _pairs(value) if architecture == "llama" and ("q_proj" in name or "k_proj" in name) else value
         kind = quantization if value.ndim == 2 else Quantization.F32
         data = gguf.quantize(stored, kind)
         if name != drop:
-            writer.add_tensor(f"{names[name.removesuffix('.weight')]}.weight", data, raw_dtype=kind)
+            stem, _, what = name.rpartition(".")
+            writer.add_tensor(f"{names[stem]}.{what}", data, raw_dtype=kind)
         back = gguf.dequantize(data, kind)
         expected[name] = back if stored is value else _halves(back)
     writer.write_header_to_file()
@@ -70,7 +76,24 @@ def write_gguf(
     return expected
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, scratch: Path) -> None:
+def _fused(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    fused = {}
+    for name, value in weights.items():
+        prefix, _, last = name.removesuffix(".weight").rpartition(".")
+        match last:
+            case "q_proj":
+                parts = [weights[f"{prefix}.{one}_proj.weight"] for one in "qkv"]
+                fused[f"{prefix}.qkv_proj.weight"] = np.concatenate(parts)
+            case "gate_proj":
+                fused[f"{prefix}.gate_up_proj.weight"] = np.concatenate((value, weights[f"{prefix}.up_proj.weight"]))
+            case "k_proj" | "v_proj" | "up_proj":
+                pass
+            case _:
+                fused[name] = value
+    return fused
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, scratch: Path) -> None:
     tokenizer = json.loads((write_tiny_model(scratch / "tokenizer-of") / "tokenizer.json").read_text())["model"]
     tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
     writer.add_tokenizer_model("gpt2")
@@ -104,7 +127,7 @@ def converted(tmp_path: Path, source: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])
 @pytest.mark.parametrize("quantization", [Quantization.F32, Quantization.F16, Quantization.Q4_1, Quantization.Q8_0])
 def test_tensors_become_the_dequantised_float32(tmp_path: Path, architecture: str, quantization: Quantization) -> None:
     expected = write_gguf(tmp_path / "m.gguf", architecture, quantization)
@@ -138,6 +161,17 @@ def test_config_and_eos_ids_come_from_the_metadata(tmp_path: Path, monkeypatch: 
     settings = json.loads((files.folder / "tokenizer_config.json").read_text())
     assert settings["chat_template"] == CHAT_TEMPLATE
     assert (settings["bos_token"], settings["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+
+
+def test_the_window_of_a_family_that_has_one_is_read(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", "phi3", metadata={"phi3.attention.sliding_window": 64})
+    assert load_model_config(converted(tmp_path, tmp_path / "m.gguf")).windows == (64, 64)
+
+
+def test_a_vocabulary_whose_marks_take_spaces_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", "phi3", metadata={"tokenizer.ggml.model": "llama"})
+    with pytest.raises(ModelError, match="Phi-3's SentencePiece vocabulary is not read"):
+        converted(tmp_path, tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("named", [{"eos": 2}, {"eot": 2}, {}], ids=["eos", "eot", "none"])
@@ -179,6 +213,8 @@ def test_the_tokenizer_is_the_one_that_the_file_came_from(tmp_path: Path) -> Non
         ("smollm", ["a", "Ġ", "1", "2", "3", "4", "!?", "Ċ", "Ċ", "b"]),
         ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "!?ĊĊ", "b"]),
         ("llama-bpe", ["a", "Ġ", "123", "4", "!?ĊĊ", "b"]),
+        ("dbrx", ["a", "Ġ", "123", "4", "!?ĊĊ", "b"]),
+        ("tekken", ["a", "Ġ", "1", "2", "3", "4", "!?ĊĊ", "b"]),
     ],
 )
 def test_a_pre_tokenizer_splits_as_its_name_says(tmp_path: Path, pre: str, pieces: list[str]) -> None:
@@ -186,17 +222,18 @@ def test_a_pre_tokenizer_splits_as_its_name_says(tmp_path: Path, pre: str, piece
     tokenizer = Tokenizer.from_file(str(converted(tmp_path, tmp_path / "m.gguf") / "tokenizer.json"))
     assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a 1234!?\n\nb")] == pieces
     begins = tokenizer.encode("a").ids
-    assert (begins[0] == 1) is (pre == "llama-bpe")  # Llama 3 begins every text with its BOS token
+    assert (begins[0] == 1) is (pre in ("llama-bpe", "tekken"))  # which begin every text with their BOS token
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"tokenizer.ggml.pre": "deepseek-llm"}, "pre-tokenizer 'deepseek-llm' is not known; known: default, gpt-2"),
-        ({"tokenizer.ggml.model": "llama"}, "only byte-level BPE"),
+        ({"tokenizer.ggml.model": "t5"}, "only byte-level BPE"),
+        ({"tokenizer.ggml.model": "llama"}, "512 tokens, 0 scores and 512 types"),
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn' is not implemented"),
         ({"llama.rope.dimension_count": 8}, "different sizes"),
-        ({"general.architecture": "gemma"}, "architecture 'gemma' is not supported"),
+        ({"general.architecture": "gemma"}, "architecture 'gemma' is not read from .gguf files"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:

@@ -1,0 +1,1 @@
+"""GGUF files, made folders in Hugging Face form."""
