@@ -39,6 +39,8 @@ class Counts(Struct, frozen=True):
     blocks_read: int = 0  # from the disk tier
     disk_errors: int = 0
     prefix_collisions: int = 0
+    drafted_tokens: int = 0  # guessed before they were computed
+    accepted_tokens: int = 0  # of these, guessed right
 
 
 class Engine(Protocol):

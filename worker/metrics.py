@@ -97,6 +97,11 @@ COUNTERS: dict[str, tuple[str, Value]] = {
         "Sequences that had to give their blocks to others",
         lambda of: of.engine.counts().preemptions,
     ),
+    "drafted_tokens": (
+        "Output tokens guessed before they were computed",
+        lambda of: of.engine.counts().drafted_tokens,
+    ),
+    "accepted_tokens": ("Output tokens guessed right", lambda of: of.engine.counts().accepted_tokens),
     "kv_blocks_restored": (
         "KV blocks copied back from the host tier instead of being computed",
         lambda of: of.engine.counts().blocks_restored,

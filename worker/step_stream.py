@@ -196,4 +196,5 @@ def _joined(deltas: list[Delta]) -> Delta:
         finish=last.finish,
         stop_token=last.stop_token,
         failure=last.failure,
+        accepted_tokens=last.accepted_tokens,
     )

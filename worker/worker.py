@@ -245,6 +245,7 @@ def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
         handoff=None if request.started else request.handoff,
         finish=output.finish,
         stop_token=output.stop_token,
+        accepted_tokens=request.sequence.num_accepted_tokens if output.finish else 0,
         timeline=None if request.started else _timeline(request),
         prompt_logprobs=output.prompt_logprobs or request.prompt_logprobs,
         weights=0 if request.started else weights,

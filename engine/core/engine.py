@@ -11,6 +11,7 @@ Owned by one thread (`EngineLoop`), which alone calls anything here. Torch-free:
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Run
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -23,10 +24,12 @@ from baton_proto.sampling import TokenLogprobs
 from engine.blocks.block_manager import BlockManager
 from engine.core.scheduler import Scheduler
 from engine.core.timed_steps import TimedSteps, work_of
+from engine.drafts.drafter import Drafter
+from engine.drafts.speculation import Speculation
 from engine.interface import Counts
 from engine.sequences.batch import Batch, LayerDone, Runner, SampledToken, ScheduledSequence, StepOnItsWay
 from engine.sequences.moves import BEFORE_STEP
-from engine.sequences.output import SequenceOutput, StepOutput, finish_reason
+from engine.sequences.output import SequenceOutput, StepOutput, finish_reason, news_of
 from engine.sequences.sequence import PENDING, Sequence, SequenceStatus
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import USUAL, StepTimes
@@ -63,14 +66,20 @@ class Engine:
         targets: TargetsConfig | None = None,
         step_times: StepTimes = USUAL,
         clock: Callable[[], float] = time.perf_counter,
+        drafter: Drafter | None = None,
     ) -> None:
         """targets: rule how long steps last. step_times: what steps are expected to take until enough were timed.
-        clock: returns seconds; it times the steps."""
+        clock: returns seconds; it times the steps. drafter: None: nothing is guessed ahead."""
         self.runner = runner
         self.block_manager = block_manager
         self.targets = targets or TargetsConfig()
+        self.speculation = Speculation(drafter, eos_token_ids, runner.depth)
         self.scheduler = Scheduler(
-            block_manager, max_batch_tokens=max_batch_tokens, max_running=max_running, targets=self.targets
+            block_manager,
+            self.speculation,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            targets=self.targets,
         )
         self.eos_token_ids = eos_token_ids
         self.clock = clock
@@ -133,7 +142,7 @@ class Engine:
         self.block_manager.commit(sequence)
         self.scheduler.admit(sequence)
         sequence.token_ids.append(token_id)
-        return self._report(sequence, SampledToken(token_id, logprobs))
+        return self._report(sequence, [SampledToken(token_id, logprobs)])[0]
 
     def release(self, sequence: Sequence) -> None:
         """Frees the blocks of a reserved sequence that is not admitted. Invariant: nobody writes to them any more."""
@@ -221,6 +230,8 @@ class Engine:
             return False
         for move in batch.moves():
             move.before(BEFORE_STEP)
+        for item in batch.drafted:
+            item.sequence.guess(item.draft)
         started_s, began_s = self.clock(), time.monotonic()
         step: StepOnItsWay | Exception
         try:
@@ -280,25 +291,26 @@ class Engine:
         return outputs, num_tokens, not has_first and all(output.finish is None for output in outputs)
 
     def _postprocess(self, done: _InFlight) -> list[SequenceOutput]:
-        tokens = self._tokens(done)
-        failure = tokens if isinstance(tokens, Exception) else None
-        sampled = iter(()) if isinstance(tokens, Exception) else tokens
+        landed = self._tokens(done)
+        failure = landed if isinstance(landed, Exception) else None
+        sampled = iter(()) if isinstance(landed, Exception) else landed
         outputs, size = [], self.block_manager.block_size
         for item in done.batch.items:
             sequence = item.sequence
-            token = next(sampled, None) if item.sample else None
-            self._land(item, token)
+            tokens = list(islice(sampled, item.num_samples)) if item.sample else []
+            if item.draft and tokens:
+                tokens = self.speculation.right(item, tokens)
+            self._land(item, tokens)
             if sequence.status is SequenceStatus.FINISHED:  # it has ended or was aborted meanwhile
                 self.scheduler.release(sequence)
             elif failure is not None:
-                problem = f"the step failed: {type(failure).__name__}: {failure}"
-                outputs.append(self._fail(sequence, problem))
+                outputs.append(self._fail(sequence, f"the step failed: {type(failure).__name__}: {failure}"))
             else:
                 # `commit` would find the same: this saves a call for each token.
                 if sequence.num_computed_tokens >= (sequence.num_committed_blocks + 1) * size:
                     self.block_manager.commit(sequence)
-                if token is not None:
-                    outputs.append(self._report(sequence, token))
+                if tokens:
+                    outputs += self._report(sequence, tokens)
         return outputs
 
     def _tokens(self, done: _InFlight) -> Iterator[SampledToken] | Exception:
@@ -307,7 +319,7 @@ class Engine:
             if isinstance(done.step, Exception):
                 raise done.step
             tokens = done.step.tokens()
-            expected = sum(item.sample for item in done.batch.items)
+            expected = sum(item.num_samples for item in done.batch.items)
             if len(tokens) != expected:
                 raise RuntimeError(f"the runner sampled {len(tokens)} tokens where {expected} were due")
             if done.batch.scored:
@@ -333,31 +345,29 @@ class Engine:
         for item in done.batch.prefill:
             item.sequence.note_chunk(start_s, end_s, item.num_tokens)
 
-    def _land(self, item: ScheduledSequence, token: SampledToken | None) -> None:
-        """Books the step's tokens as computed instead of on their way."""
+    def _land(self, item: ScheduledSequence, tokens: list[SampledToken]) -> None:
+        """Books the step's tokens as computed instead of on their way. tokens: what was sampled; the KV of guesses
+        beyond them means nothing, and is written anew before it is read."""
         sequence = item.sequence
         sequence.num_in_flight_tokens -= item.num_tokens
         if sequence.status is not SequenceStatus.FINISHED:
-            end = item.start + item.num_tokens
-            sequence.num_computed_tokens = end
-            if token is not None:
-                sequence.token_ids[end] = token.token_id
-                sequence.num_pending_tokens -= 1
+            sequence.num_computed_tokens = item.end - item.num_samples + len(tokens) if item.draft else item.end
+            if tokens:
+                sequence.learn([token.token_id for token in tokens])
         if sequence.retired_blocks and not sequence.num_in_flight_tokens:
             self.block_manager.settle(sequence)
 
     # --- how a sequence goes on or ends -------------------------------------------------------------------------------
 
-    def _report(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
-        """`token`: the last known one of the sequence."""
-        if sequence.matcher is not None and sequence.matcher.problem:
-            return self._fail(sequence, sequence.matcher.problem, sequence.matcher.is_invalid)
-        finish, stop_token = finish_reason(sequence, token.token_id, self.eos_token_ids)
+    def _report(self, sequence: Sequence, tokens: list[SampledToken]) -> list[SequenceOutput]:
+        """`tokens`: the last known ones of the sequence, of which the last may end it."""
+        if sequence.matcher is not None and sequence.matcher.problem:  # met by the last token
+            failed = self._fail(sequence, sequence.matcher.problem, sequence.matcher.is_invalid)
+            return [news_of(sequence, tokens[:-1]), failed] if len(tokens) > 1 else [failed]
+        finish, stop_token = finish_reason(sequence, tokens[-1].token_id, self.eos_token_ids)
         if finish is not None:
             self._finish(sequence)
-        logprobs = [] if token.logprobs is None else [token.logprobs]
-        asked = None if sequence.scores is None else sequence.take_prompt_logprobs()
-        return SequenceOutput(sequence, [token.token_id], logprobs, finish, stop_token, prompt_logprobs=asked)
+        return [news_of(sequence, tokens, finish, stop_token)]
 
     def _fail(self, sequence: Sequence, problem: str, invalid: bool = False) -> SequenceOutput:
         """Because the KV of a failed step was never committed, freeing the blocks forgets it."""
@@ -379,9 +389,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
-        while sequence.token_ids[-1] == PENDING:  # these tokens are dropped
-            sequence.token_ids.pop()
-        sequence.num_pending_tokens = 0
+        del sequence.token_ids[sequence.num_known_tokens :]
+        sequence.num_pending_tokens = sequence.num_draft_tokens = 0
         self.scheduler.finish(sequence)
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -429,6 +438,8 @@ class Engine:
             blocks_read=tiers.num_read,
             disk_errors=tiers.num_disk_errors,
             prefix_collisions=cache.table.num_collisions,
+            drafted_tokens=self.speculation.num_drafted,
+            accepted_tokens=self.speculation.num_accepted,
         )
 
     def check_integrity(self) -> list[str]:

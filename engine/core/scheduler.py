@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from baton_proto.discovery import prefill_pairs
 from engine.blocks.block_manager import BlockManager
 from engine.core.prefill_budget import BLIND_TOKENS, LEAST_TOKENS, Prompt, StepBudget, follows
+from engine.drafts.speculation import Speculation
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
@@ -52,15 +53,18 @@ class Scheduler:
     def __init__(
         self,
         block_manager: BlockManager,
+        speculation: Speculation | None = None,
         *,
         max_batch_tokens: int,
         max_running: int,
         targets: TargetsConfig | None = None,
     ) -> None:
+        """speculation: None: nothing is guessed."""
         assert max_batch_tokens > 0
         assert max_running > 0
         self.block_manager = block_manager
         self._tiers = block_manager.tiers
+        self._speculation = speculation or Speculation(None)
         self.max_batch_tokens = max_batch_tokens
         self.max_running = max_running
         self.budget = StepBudget(targets or TargetsConfig())
@@ -133,6 +137,7 @@ class Scheduler:
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
+        self._speculation.forget(sequence)
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -141,13 +146,15 @@ class Scheduler:
             self.block_manager.free(sequence)
 
     def schedule(self, now_s: float = 0.0) -> Batch:
-        """The next step: a token for each decoding sequence, and prompt chunks as far as the budget goes. May be empty.
+        """The next step: a token for each decoding sequence and its draft, and prompt chunks as far as the budget goes.
+        May be empty.
         A sequence whose copies are not enqueued yet is left out, unless there is nothing else to run. now_s: on the
         clock of Sequence.due_s."""
         grown = self._schedule_decode()
-        decode = [item for item in grown if not item.sequence.moves or _is_enqueued(item.sequence)]
-        prefill = self._schedule_prefill(decode, now_s)
-        return Batch(prefill, decode if decode or prefill else grown)
+        ready = [item for item in grown if not item.sequence.moves or _is_enqueued(item.sequence)]
+        decode, drafted = self._speculation.apart(ready, self.max_batch_tokens, self.block_manager.block_size)
+        prefill = self._schedule_prefill(drafted + decode, now_s)
+        return Batch(prefill, decode if ready or prefill else grown, drafted)
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -225,10 +232,13 @@ class Scheduler:
     # --- prefill ------------------------------------------------------------------------------------------------------
 
     def _schedule_prefill(self, decode: list[ScheduledSequence], now_s: float) -> list[ScheduledSequence]:
-        """A prompt whose blocks are being copied for longer than a step takes is left out, unless there is nothing else
+        """decode: with or without drafts.
+
+        A prompt whose blocks are being copied for longer than a step takes is left out, unless there is nothing else
         to run."""
         self._starved = None
-        room = self.max_batch_tokens - len(decode)
+        num_rows = sum([item.num_tokens for item in decode])
+        room = self.max_batch_tokens - num_rows
         room = min(room, BLIND_TOKENS) if self.budget.is_blind else room
         prompts = self._ranked(now_s) if room > 0 else []
         if not prompts:
@@ -238,7 +248,7 @@ class Scheduler:
         budget_ms = self.budget.prompt_ms(len(decode), context_tokens, queue_ms)
         items: list[ScheduledSequence] = []
         copied: list[Sequence] = []
-        num_seen, num_rows, leaders = 0, len(decode), self._leaders()
+        num_seen, leaders = 0, self._leaders()
         for one in prompts:
             sequence = one.sequence
             if items and (room <= 0 or not self.budget.tokens(budget_ms, one.prompt)):

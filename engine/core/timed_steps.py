@@ -14,8 +14,10 @@ FIT_S = 1.0  # so often at most the times are fitted: a fit takes half a millise
 def work_of(batch: Batch) -> TimedStep:
     """What the batch computes; how long that takes is not known yet."""
     tokens = sum([item.num_tokens for item in batch.prefill])
+    drafted = sum([item.num_tokens for item in batch.drafted])  # each token of a draft counts as another sequence
     pairs = sum([token_pairs(item.start, item.num_tokens) for item in batch.prefill])
-    return TimedStep(tokens, pairs, len(batch.decode), sum([item.end for item in batch.decode]), 0.0)
+    context_tokens = sum([item.end for item in batch.drafted]) + sum([item.end for item in batch.decode])
+    return TimedStep(tokens, pairs, drafted + len(batch.decode), context_tokens, 0.0)
 
 
 class TimedSteps:

@@ -184,7 +184,7 @@ class CudaRunner:
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
         size = None
-        if self._graphs is not None and not batch.prefill:
+        if self._graphs is not None and not batch.chunks:
             size = self._graphs.size_for(len(batch.decode))
         shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
         words = self._buffer.pack(batch, shape, self._rows)
@@ -193,7 +193,8 @@ class CudaRunner:
         hidden, logits = self._execute(shape, size, words, layer_done, batch.moves())
         self._rows = rows_of(batch.items)
         scored = score(hidden, batch, self._whole_logits) if hidden is not None else []
-        return CudaStep(self, shape, logits, list(self._rows), scored)
+        sampled = [item.sequence for item in batch.items for _ in range(item.num_samples)]
+        return CudaStep(self, shape, logits, sampled, scored)
 
     @torch.inference_mode()
     def draw(self, shape: StepShape, logits: Tensor | None, sequences: list[Sequence]) -> dict[int, SampledToken]:
@@ -201,7 +202,7 @@ class CudaRunner:
         rows = [
             (row, sequence)
             for row, sequence in enumerate(sequences)
-            if not self._sampler.is_plain(sequence) and sequence.status is not SequenceStatus.FINISHED
+            if not sequence.is_plain and sequence.status is not SequenceStatus.FINISHED
         ]
         if not rows:
             return {}

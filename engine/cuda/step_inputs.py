@@ -96,10 +96,10 @@ class StepBuffer:
 
     def shape(self, batch: Batch) -> StepShape:
         """The batch's shape, without padding but for samples."""
-        lengths = np.array([item.num_tokens for item in batch.prefill], dtype=np.int64)
-        rows, chunks = len(batch.decode), len(batch.prefill)
-        pairs = sum(token_pairs(item.start, item.num_tokens) for item in batch.prefill)
-        pages = max(self._num_blocks(item) for item in batch.prefill) if pairs >= self._table_from else 0
+        lengths = np.array([item.num_tokens for item in batch.chunks], dtype=np.int64)
+        rows, chunks = len(batch.decode), len(batch.chunks)
+        pairs = sum(token_pairs(item.start, item.num_tokens) for item in batch.chunks)
+        pages = max(self._num_blocks(item) for item in batch.chunks) if pairs >= self._table_from else 0
         return StepShape(
             tokens=batch.num_tokens,
             rows=rows,
@@ -107,7 +107,7 @@ class StepBuffer:
             pieces=rows + self._programs_at_once if rows else 0,
             chunks=chunks,
             tiles=int((-(-lengths // self._query_tile)).sum()),
-            samples=self._padded_samples(sum(item.sample for item in batch.items)),
+            samples=self._padded_samples(sum(item.num_samples for item in batch.items)),
             pages=pages,
             longest_chunk=int(lengths.max()) if chunks else 0,
         )
@@ -197,14 +197,14 @@ class StepBuffer:
         put("token_ids", self._token_ids(batch, sampled_rows))
         put("positions", positions)
         put("slots", blocks * self._block_size + positions % self._block_size)
-        self._put_samples(put, items, begins + counts - 1)
-        num_chunks = len(batch.prefill)
+        self._put_samples(put, items, begins + counts)
+        num_chunks = len(batch.chunks)
         if batch.decode:
             pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
             for name in _PIECE_FIELDS:
                 put(name, getattr(pieces, name))
             put("decode_table", first_blocks[num_chunks:])
-        if batch.prefill:
+        if batch.chunks:
             lengths = counts[:num_chunks]
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
             put("tile_chunk", tile_chunk)
@@ -216,7 +216,7 @@ class StepBuffer:
             put("prefill_table", first_blocks[:num_chunks])
             if shape.pages:
                 pages = np.zeros((num_chunks, shape.pages), dtype=np.int32)
-                for row, item, first in zip(pages, batch.prefill, table_starts, strict=False):
+                for row, item, first in zip(pages, batch.chunks, table_starts, strict=False):
                     used = self._num_blocks(item)
                     row[:used] = tables[first : first + used]
                 put("page_table", pages.ravel())
@@ -224,21 +224,24 @@ class StepBuffer:
         return host[: tables_at + len(tables)]
 
     def _put_samples(
-        self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], last_rows: np.ndarray
+        self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], ends: np.ndarray
     ) -> None:
-        sampled = [index for index, item in enumerate(items) if item.sample]
-        if not sampled:
+        """ends: of the items' rows."""
+        counts = np.array([item.num_samples for item in items], dtype=np.int64)
+        num_samples = int(counts.sum())
+        if not num_samples:
             return
-        sequences = [items[index].sequence for index in sampled]
-        put("sample_rows", last_rows[sampled])
+        back = np.arange(num_samples) - np.repeat(np.cumsum(counts), counts)  # from an item's end to a sampled row
+        sequences = [item.sequence for item in items for _ in range(item.num_samples)]
+        put("sample_rows", np.repeat(ends, counts) + back)
         params = [sequence.sampling for sequence in sequences]
         temperatures = [0.0 if p.is_greedy else p.temperature for p in params]
         put("temperatures", np.array(temperatures, dtype=np.float32).view(np.int32))
-        put("output_positions", np.array([sequence.num_output_tokens for sequence in sequences]))
+        put("output_positions", np.array([sequence.num_output_tokens for sequence in sequences]) + back + 1)
         put("seeds", np.array([p.seed for p in params], dtype="<i8").view(np.int32))
 
     def _token_ids(self, batch: Batch, sampled_rows: Mapping[Sequence, int]) -> np.ndarray:
-        chunks = [item.sequence.token_ids[item.start : item.end] for item in batch.prefill]
+        chunks = [item.sequence.token_ids[item.start : item.end] for item in batch.chunks]
         ids = list(itertools.chain.from_iterable(chunks))
         assert PENDING not in ids[-1:], "all tokens of a prompt are known"
         for item in batch.decode:
@@ -251,5 +254,6 @@ class StepBuffer:
 
 
 def rows_of(items: Run[ScheduledSequence]) -> dict[Sequence, int]:
-    """Places in `sampled` of a step's tokens."""
-    return {item.sequence: row for row, item in enumerate(item for item in items if item.sample)}
+    """Places in `sampled` of a step's tokens; of a draft's, the last."""
+    ends = itertools.accumulate(item.num_samples for item in items)
+    return {item.sequence: end - 1 for item, end in zip(items, ends, strict=True) if item.sample}

@@ -11,6 +11,7 @@ import numpy as np
 
 from baton_proto.sampling import TokenLogprobs
 from engine.core.timed_steps import work_of
+from engine.runners.draft_rows import sampled_in_turn
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence, StepDone
 from engine.sequences.sequence import Sequence, TokenScores
 from runtime.config.step_times import StepTimes
@@ -44,17 +45,18 @@ class MockRunner:
         if layer_done is not None:
             layer_done(0)
         scored = [_scores(item, positions) for item, positions in batch.scored]
-        return StepDone([self._sample(item.sequence) for item in batch.items if item.sample], scored)
+        sampled = sampled_in_turn(batch.items, lambda _, sequences: [self._sample(one) for one in sequences])
+        return StepDone(sampled, scored)
 
     def _sample(self, sequence: Sequence) -> SampledToken:
         sampling = sequence.sampling
-        position = sequence.num_output_tokens
+        position = sequence.next_position
         if sequence.matcher is not None:
             token_id = self._matching(sequence, sequence.matcher)
         elif position + 1 >= max(self._answer_tokens, sampling.min_tokens + 1) and not sampling.ignore_eos:
             token_id = self._eos
         else:
-            key = sequence.token_ids[-1] if sampling.is_greedy else sampling.seed
+            key = sequence.token_ids[sequence.num_known_tokens - 1] if sampling.is_greedy else sampling.seed
             token_id = self._vocabulary[_mixed(key, position) % len(self._vocabulary)]
         if sampling.logprobs is None:
             return SampledToken(token_id, None)
@@ -68,7 +70,7 @@ class MockRunner:
         if self._eos in allowed:
             return self._eos
         key = 0 if sequence.sampling.is_greedy else sequence.sampling.seed
-        return int(allowed[_mixed(key, sequence.num_output_tokens) % len(allowed)])
+        return int(allowed[_mixed(key, sequence.next_position) % len(allowed)])
 
 
 def _scores(item: ScheduledSequence, positions: range) -> TokenScores:

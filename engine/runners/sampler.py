@@ -47,10 +47,6 @@ class Sampler:
         logprobs = _logprobs(logits, token_ids, params)
         return [SampledToken(token_id, logprobs.get(row)) for row, token_id in enumerate(token_ids)]
 
-    def is_plain(self, sequence: Sequence) -> bool:
-        """Whether the next token depends on logits, temperature and noise alone, and no logprobs are asked for."""
-        return sequence.needs is Needs.KERNEL and not is_short(sequence)
-
     def _forbid_stops(self, scores: Tensor, sequences: Run[Sequence]) -> None:
         """Forbids the tokens that would end a sequence before `min_tokens` tokens are out."""
         rows: list[int] = []

@@ -16,6 +16,7 @@ from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
 from engine.parallel.sharded_operations import ShardedOperations
 from engine.runners.auto import dtype_name, is_auto, resolve_device
+from engine.runners.draft_rows import sampled_in_turn
 from engine.runners.prompt_scores import logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
 from engine.runners.step_shape import TorchStep
@@ -65,7 +66,7 @@ class ModelRunner:
             item.sequence.token_ids[item.start : item.end] for item in batch.items
         )
         step = TorchStep(
-            list(token_ids), _spans(batch.prefill), _spans(batch.decode), _sample_rows(batch), scored_rows(batch)
+            list(token_ids), _spans(batch.chunks), _spans(batch.decode), _sample_rows(batch), scored_rows(batch)
         )
         if self.tell is not None:
             self.tell(step)
@@ -73,7 +74,9 @@ class ModelRunner:
         sampled: list[SampledToken] = []
         if step.sample_rows:
             logits = self._logits(hidden[self._tensor(step.sample_rows)])
-            sampled = self._sampler.sample(logits, [item.sequence for item in batch.items if item.sample])
+            sampled = sampled_in_turn(
+                batch.items, lambda rows, sequences: self._sampler.sample(logits[self._tensor(rows)], sequences)
+            )
         return StepDone(sampled, [scores.landed() for scores in score(hidden, batch, self._logits)])
 
     @torch.inference_mode()
@@ -158,6 +161,6 @@ def _spans(items: Run[ScheduledSequence]) -> list[Span]:
 
 
 def _sample_rows(batch: Batch) -> list[int]:
-    """The row of the last token of each sampled item."""
+    """The rows of the last tokens of each sampled item."""
     ends = itertools.accumulate(item.num_tokens for item in batch.items)
-    return [end - 1 for item, end in zip(batch.items, ends, strict=True) if item.sample]
+    return [row for item, end in zip(batch.items, ends, strict=True) for row in range(end - item.num_samples, end)]

@@ -17,13 +17,20 @@ from engine.sequences.sequence import Sequence, TokenScores
 class ScheduledSequence(Struct, frozen=True):
     """`num_tokens` tokens of `sequence`, from `start` on, go through the model in this step.
 
-    `sample`: the last of them is the sequence's last token, so a new token is sampled after it.
+    `sample`: the last of them is the sequence's last token, so a new token is sampled after it. `draft`: so many of
+    them, at the end, are guesses, each of which is verified by what is sampled after the token before.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     sample: bool
+    draft: Run[int] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of logits, one after each of the last tokens."""
+        return self.sample + len(self.draft)
 
     @property
     def end(self) -> int:
@@ -38,19 +45,27 @@ class ScheduledSequence(Struct, frozen=True):
 
 
 class Batch:
-    """Prompt chunks, then decodes of one token each: attention is split by phase at `len(prefill)`.
+    """Prompt chunks, then decodes with drafts, then decodes of one token each. Attention takes the former two,
+    `chunks`, as it takes prompts.
 
     `scored`: the chunks with log-probabilities of the prompt's tokens, and the positions in the sequence that give
     them.
     """
 
-    __slots__ = ("decode", "items", "num_tokens", "prefill", "scored")
+    __slots__ = ("chunks", "decode", "drafted", "items", "num_tokens", "prefill", "scored")
 
-    def __init__(self, prefill: list[ScheduledSequence], decode: list[ScheduledSequence]) -> None:
+    def __init__(
+        self,
+        prefill: list[ScheduledSequence],
+        decode: list[ScheduledSequence],
+        drafted: list[ScheduledSequence] | None = None,
+    ) -> None:
         self.prefill = prefill
+        self.drafted = drafted or []
         self.decode = decode
-        self.items = prefill + decode
-        self.num_tokens = sum([item.num_tokens for item in prefill]) + len(decode)
+        self.chunks = prefill + self.drafted
+        self.items = self.chunks + decode
+        self.num_tokens = sum([item.num_tokens for item in self.chunks]) + len(decode)
         self.scored = [(item, rows) for item in prefill if item.sequence.num_unscored and (rows := item.scored)]
 
     def moves(self) -> list[Move]:
@@ -77,7 +92,8 @@ class StepOnItsWay(Protocol):
         submitted no later step; not where the runner's depth is 0."""
 
     def tokens(self) -> Run[SampledToken]:
-        """Waits for the step. Returns one token per item with `sample` set, in the order of `batch.items`."""
+        """Waits for the step. Returns `num_samples` tokens of each item, in the order of `batch.items`. Behind a guess
+        that was wrong they mean nothing."""
 
     def scores(self) -> Run[TokenScores]:
         """One per item of `batch.scored`, once `tokens` has returned."""
@@ -103,7 +119,8 @@ class Runner(Protocol):
     """Runs batches through a model, or pretends to (the mock engine's).
 
     A runner of depth 1 takes a step while the one before is still on its way. The token that a sequence waits for is
-    then `PENDING` in its token ids, and only the runner knows it.
+    then `PENDING` in its token ids, and only the runner knows it. A sequence with a draft waits for no
+    token, and is `is_plain` where the depth is 1: the rows of its draft are sampled at once there, else one by one.
     """
 
     num_layers: int

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from baton_proto.kv_events import KvEvent
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
+from engine.sequences.batch import SampledToken
 from engine.sequences.sequence import Sequence
 
 
@@ -37,6 +38,16 @@ class StepOutput(Struct, frozen=True):
         return bool(self.num_tokens or self.outputs or self.events or self.restored)
 
 
+def news_of(
+    sequence: Sequence, tokens: list[SampledToken], finish: str | None = None, stop_token: int | None = None
+) -> SequenceOutput:
+    """The tokens that a step brought; with the first one the prompt's log-probabilities, where they are asked for."""
+    token_ids = [token.token_id for token in tokens]
+    logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
+    asked = None if sequence.scores is None else sequence.take_prompt_logprobs()
+    return SequenceOutput(sequence, token_ids, logprobs, finish, stop_token, prompt_logprobs=asked)
+
+
 def finish_reason(sequence: Sequence, token_id: int, eos_token_ids: frozenset[int]) -> tuple[str | None, int | None]:
     """(finish, stop token) of the newest token. Invariant: the sampler gives no stop token before `min_tokens`."""
     sampling = sequence.sampling
@@ -47,6 +58,6 @@ def finish_reason(sequence: Sequence, token_id: int, eos_token_ids: frozenset[in
     # A grammar allows EOS where nothing else may follow.
     if token_id in eos_token_ids and not (sampling.ignore_eos and sampling.grammar is None):
         return "stop", token_id
-    if len(sequence.token_ids) - sequence.num_prompt_tokens - sequence.num_pending_tokens >= sampling.max_tokens:
+    if sequence.next_position >= sampling.max_tokens:
         return "length", None
     return None, None

@@ -7,6 +7,7 @@ block table, the engine appends its tokens; workers create and read it.
 import enum
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence as List
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
@@ -22,7 +23,8 @@ from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes
 from runtime.grammar.matcher import Matcher
 
 PENDING = -1
-"""A token in token_ids that a step on its way samples, so the host does not know it yet."""
+"""A token in token_ids that a step on its way samples, so the host does not know it yet. Tokens of a draft, which such
+a step verifies, are written in as guessed."""
 
 
 class SequenceStatus(enum.Enum):
@@ -69,6 +71,8 @@ class Sequence:
     num_computed_tokens: int = field(default=0, init=False)  # those whose KV is in the slab
     num_in_flight_tokens: int = field(default=0, init=False)  # those whose KV the steps on their way write
     num_pending_tokens: int = field(default=0, init=False)  # those that these steps sample: the last of token_ids
+    num_draft_tokens: int = field(default=0, init=False)  # of these, those that are guessed
+    num_accepted_tokens: int = field(default=0, init=False)  # of the output: they were guessed right
     num_cached_tokens: int = field(default=0, init=False)  # the prefix hit of the first allocation
     num_preemptions: int = field(default=0, init=False)
     num_unscored: int = field(
@@ -110,9 +114,18 @@ class Sequence:
         return self.num_output_tokens - self.num_pending_tokens
 
     @property
-    def known_token_ids(self) -> list[int]:
+    def is_plain(self) -> bool:
+        """Whether the next token depends on logits, temperature and noise alone, and no logprobs are asked for."""
+        return self.needs is Needs.KERNEL and self.next_position >= self.sampling.min_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
         """Prompt and output, without pending tokens."""
-        return self.token_ids[: len(self.token_ids) - self.num_pending_tokens]
+        return len(self.token_ids) - self.num_pending_tokens
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_known_tokens]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -121,7 +134,7 @@ class Sequence:
 
     def output_from(self, position: int) -> list[int]:
         """The known output tokens from an output position on."""
-        return self.token_ids[self.num_prompt_tokens + position : len(self.token_ids) - self.num_pending_tokens]
+        return self.token_ids[self.num_prompt_tokens + position : self.num_known_tokens]
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -139,6 +152,8 @@ class Sequence:
             return False
         if not self.num_pending_tokens:
             return True
+        if self.num_draft_tokens:  # how far it goes on is known when they are verified
+            return False
         return not self.prefill_only and len(self.token_ids) - self.num_prompt_tokens < self.sampling.max_tokens
 
     @property
@@ -154,6 +169,19 @@ class Sequence:
         if not self.num_unscored:
             return self.num_tokens
         return self.num_prompt_tokens - 1 - self.num_unscored
+
+    def guess(self, draft: List[int]) -> None:
+        """Writes in the tokens of a draft, which the next step verifies."""
+        self.num_draft_tokens = len(draft)
+        self.num_pending_tokens += len(draft)
+        self.token_ids += draft
+
+    def learn(self, token_ids: List[int]) -> None:
+        """Writes in what a step sampled, in the place of as many pending tokens, or of a whole draft."""
+        end, num_written = self.num_known_tokens, self.num_draft_tokens + 1
+        self.token_ids[end : end + num_written] = token_ids
+        self.num_pending_tokens -= num_written
+        self.num_draft_tokens = 0
 
     def add_scores(self, scores: TokenScores) -> None:
         """Takes the log-probabilities of the next prompt tokens."""

@@ -38,6 +38,7 @@ OURS_ALONE = (
     "attention",
     "host_kv_memory",
     "disk_kv",
+    "speculation",
     "prefill_tensor_parallel",
 )
 """Keys of the section `engine` that vLLM has nothing for. In a mixed service they are our own engine's."""

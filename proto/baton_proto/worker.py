@@ -122,6 +122,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     timeline: Timeline | None = None  # with the first token
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
     weights: Count = 0  # with the first token: those that compute the answer, see discovery.weights_tag
+    accepted_tokens: Small = 0  # with `finish`: output tokens that were guessed before they were computed
 
     @property
     def hurries(self) -> bool:

@@ -46,6 +46,7 @@ class Service:
     attempts: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    accepted_tokens: int = 0  # of the output: they were guessed before they were computed
     arrived_s: float = 0.0
     first_s: float = 0.0  # of its output; without any, as `arrived_s`
     last_s: float = 0.0

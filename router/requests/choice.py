@@ -341,6 +341,7 @@ class Choice:
                 self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
             prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
             weights = weights or delta.weights
+            self._tally.accepted_tokens += delta.accepted_tokens
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length", "repetition") else None

@@ -85,6 +85,10 @@ class Finished(Struct, frozen=True):
     served_by: Sequence[Service] = ()
 
     @property
+    def accepted_tokens(self) -> int:
+        return sum(service.accepted_tokens for service in self.served_by)
+
+    @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 

@@ -49,6 +49,7 @@ def _request_facts(request: RecentRequest) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": request.prompt_tokens,
         "gen_ai.usage.output_tokens": sum(choice.output_tokens for choice in request.choices),
         "gen_ai.usage.cache_read.input_tokens": min((choice.cached_tokens for choice in request.choices), default=0),
+        "baton.accepted_tokens": sum(choice.accepted_tokens for choice in request.choices),
         "baton.request_id": request.request_id,
         "baton.outcome": request.outcome,
     }

@@ -81,6 +81,7 @@ def _hops(request: RecentRequest, choice: Service) -> Mapping[str, object]:
         "last_ms": _ms(choice.last_s - request.arrived_s),
         "output_tokens": choice.output_tokens,
         "cached_tokens": choice.cached_tokens,
+        "accepted_tokens": choice.accepted_tokens,
         "kv_blocks": choice.kv_blocks,
         "kv_bytes": choice.kv_bytes,
         "transport": choice.transport,

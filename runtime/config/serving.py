@@ -189,6 +189,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_tensor_parallel: Literal[1, 2, 4, 8] | None = None
     # Sequences that decode together in one worker. auto: 256 on GPUs, else 64.
     max_running: AutoPositive = 64
+    # How tokens are guessed, to compute several in one step: ngram (what followed the last ones before) or off. Answers
+    # do not depend on it.
+    speculation: Literal["off", "ngram"] = "off"
     # Part of a GPU's memory that may be in use, by whomever: what is left of it beside the weights, the largest step
     # and other programs is for KV blocks.
     gpu_memory_share: Share = 0.97

@@ -13,6 +13,7 @@ from baton_proto.kv_events import Cleared, KvEvent, Moved, Removed, Stored
 from baton_proto.sampling import SamplingParams
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
+from engine.drafts.drafter import Drafter
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence
 from engine.sequences.sequence import PENDING, Sequence
 
@@ -100,8 +101,8 @@ class FakeStep:
         for item, table, tokens in self._items:
             slab.write(table, tokens, item.start, item.end)
             slab.check(table, tokens, item.end)
-            if item.sample:
-                self._sampled.append(SampledToken(next_token(tokens), None))
+            for end in range(len(tokens) - item.num_samples, len(tokens)):
+                self._sampled.append(SampledToken(next_token(tokens[: end + 1]), None))
 
     def draw(self) -> None:
         pass
@@ -154,11 +155,23 @@ class FakeRunner:
 
 
 def make_engine(
-    num_blocks: int = 64, block_size: int = 4, *, max_batch_tokens: int = 32, max_running: int = 8, depth: int = 0
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    max_batch_tokens: int = 32,
+    max_running: int = 8,
+    depth: int = 0,
+    drafter: Drafter | None = None,
 ) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(block_size, depth)
-    manager = BlockManager(num_blocks, block_size)
-    engine = Engine(runner, manager, max_batch_tokens=max_batch_tokens, max_running=max_running, eos_token_ids=EOS)
+    engine = Engine(
+        runner,
+        BlockManager(num_blocks, block_size),
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        eos_token_ids=EOS,
+        drafter=drafter,
+    )
     return engine, runner
 
 

@@ -14,6 +14,7 @@ from baton_proto.sampling import VLLM_ALONE, SamplingParams
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
+from engine.drafts.ngrams import NgramDrafter
 from engine.loading.model_memory import ModelMemory
 from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
@@ -113,6 +114,7 @@ def _engine(
         targets=config.planner.targets,
         step_times=config.step_times,
         clock=clock,
+        drafter=NgramDrafter() if config.engine.speculation == "ngram" else None,
     )
 
 

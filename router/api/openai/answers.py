@@ -26,7 +26,8 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    reasoning_tokens: int
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True):
@@ -160,4 +161,6 @@ def _begun(prompts: Sequence[Prompt]) -> str:
 
 def usage_of(finished: Finished) -> Usage:
     details = PromptTokensDetails.of(finished)
-    return Usage(finished.prompt_tokens, finished.completion_tokens, finished.total_tokens, details)
+    accepted = finished.accepted_tokens
+    of_completion = CompletionTokensDetails(accepted_prediction_tokens=accepted) if accepted else UNSET
+    return Usage(finished.prompt_tokens, finished.completion_tokens, finished.total_tokens, details, of_completion)

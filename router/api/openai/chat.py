@@ -208,7 +208,8 @@ class ChatAnswer:
     def _with_reasoning(self, usage: Usage) -> Usage:
         if self._reasoning_tokens is None:
             return usage
-        details = CompletionTokensDetails(self._reasoning_tokens)
+        details = usage.completion_tokens_details or CompletionTokensDetails()
+        details = msgspec.structs.replace(details, reasoning_tokens=self._reasoning_tokens)
         return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     def _chunk(self, choice: ChunkChoice, prompt: Sequence[int] | UnsetType = UNSET) -> ChatChunk:

@@ -16,10 +16,12 @@ from engine.kernels import small_linear
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
 from engine.sequences.batch import Runner
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of
 from runtime.grammar.compiler import GrammarCompiler
+from tests.engine.drafts.guesses import Guesses
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.tiny_families import write_family
@@ -190,3 +192,21 @@ def test_the_device_is_waited_for_after_each_prompt_of_the_warm_up(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
     runner._warm_up()
     assert done == ["prompt", "wait"] * 4  # of 32 to 256 tokens
+
+
+def test_drafts_are_verified_beside_prompts_and_decodes(files: ModelFiles) -> None:
+    """Their rows are a prompt's to attention. What the kernel does not sample has no drafts."""
+    params = [*MIXED, SamplingParams(max_tokens=6, seed=9, temperature=0.8, top_p=0.9)]
+    torch_slab = slab(files, torch.device("cpu"), stale=3.0)
+    torch_runner = build_runner(
+        files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
+    )
+    expected = run(engine(files, torch_runner), sequences(params, seed=1))
+
+    def answer(sequence: Sequence, most: int) -> list[int]:
+        return expected[sequence.request_id][sequence.next_position :][:most]
+
+    drafter = Guesses(answer, right=0.7)
+    guessed = small_engine(files, cuda_runner(files), NUM_BLOCKS, MAX_BATCH_TOKENS, MAX_RUNNING, drafter)
+    assert run(guessed, sequences(params, seed=1)) == expected
+    assert 0 < guessed.speculation.num_accepted < guessed.speculation.num_drafted

@@ -24,10 +24,12 @@ from engine.ranks import ranks as ranks_module
 from engine.ranks.rank_commands import ExportSlab
 from engine.ranks.ranks import Ranks
 from engine.ranks.tensor_parallel import TensorParallelModel, load_tensor_parallel
+from engine.sequences.sequence import Sequence
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError, RankLostError
+from tests.engine.drafts.guesses import Guesses
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
 from tests.freezing import freeze
@@ -182,6 +184,13 @@ def test_sampling_of_every_kind_is_that_of_one_rank(files: ModelFiles, pair: Ten
     ]
     expected = run(small_engine(files, load_model(files, config(1)).runner, NUM_BLOCKS, 48, 6), sequences(params, 2))
     assert run(engine(files, pair), sequences(params, 2)) == expected
+
+    def answer(sequence: Sequence, most: int) -> list[int]:
+        return expected[sequence.request_id][sequence.next_position :][:most]
+
+    guessed = small_engine(files, pair.runner, NUM_BLOCKS, 48, 6, Guesses(answer, right=0.7))
+    assert run(guessed, sequences(params, 2)) == expected
+    assert 0 < guessed.speculation.num_accepted < guessed.speculation.num_drafted
 
 
 def test_log_probabilities_of_prompts(files: ModelFiles, pair: TensorParallelModel) -> None:

@@ -1,14 +1,12 @@
 """Sequences with grammars in whole runs of an engine with a tiny model: preempted ones, and those that meet a limit."""
 
-from pathlib import Path
-
 import pytest
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.core.engine import Engine
 from engine.loading.loaded_model import load_model
-from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig
 from runtime.grammar.compiler import GrammarCompiler
 from tests.engine.engine_runs import run, sequences, small_engine
@@ -16,16 +14,6 @@ from tests.engine.engine_runs import run, sequences, small_engine
 ROOMY, PRESSED = 64, 9  # blocks
 LETTERS = Grammar("regex", "[a-e]{40,60}")
 LATE = Grammar("regex", "[abc]{20}" + r"[\w-]{1,200}" * 60)  # its second part is more than a step may take
-
-
-@pytest.fixture(scope="module")
-def files(tiny_model: Path) -> ModelFiles:
-    return resolve_model(str(tiny_model))
-
-
-@pytest.fixture(scope="module")
-def grammars(files: ModelFiles) -> GrammarCompiler:
-    return GrammarCompiler(files.folder, files.config.vocab_size, files.eos_token_ids)
 
 
 def params(grammar: Grammar | None, seed: int, temperature: float = 0.0) -> SamplingParams:

@@ -56,7 +56,7 @@ def test_only_what_the_kernel_or_the_engine_applies_is_plain(row: Parameter) -> 
     for value in values_of(row):
         asks = sequence(row.name, value)
         is_short = row.name == "min_tokens" and value > len(OUTPUT)
-        assert Sampler(EOS).is_plain(asks) == (row.rule.needs is Needs.KERNEL and not is_short), value
+        assert asks.is_plain == (row.rule.needs is Needs.KERNEL and not is_short), value
     assert (row.rule.needs is Needs.KERNEL) == (row.name in (*ENGINES, *SCORES, *KERNELS))
     assert (row.rule.needs is Needs.MASK) == (row.name in MASKS)
 

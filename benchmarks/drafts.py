@@ -1,0 +1,147 @@
+"""What guesses of next tokens gain where a text repeats itself, and cost where it does not: one answer at a time.
+
+    python -m benchmarks.drafts [--model smollm2] [--tokens 192] [--rounds 3] [--json FILE]
+
+Two engines with one model on a CPU, one with drafts and one without, answer each prompt in turns; their tokens must be
+equal. The figure is CPU time of one thread without drafts over that with drafts, of the best round of each, because
+other programs use the machine, too. `copied`: code and text that the answer says again; `told`: stories at temperature
+1, which say little twice. Ends with 1 when a goal is missed or an answer differs.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from baton_proto.sampling import SamplingParams
+from benchmarks.machine import describe, write_result
+from engine.blocks.block_manager import BlockManager
+from engine.core.engine import Engine
+from engine.drafts.ngrams import NgramDrafter
+from engine.loading.loaded_model import LoadedModel, load_model
+from engine.sequences.sequence import Sequence
+from runtime.checkpoint.model_files import ModelFiles, resolve_model
+from runtime.config.serving import EngineConfig
+
+GOALS = {"copied": 1.8, "told": 0.98}
+CODE = """def total_price(items, tax_rate):
+    subtotal = 0.0
+    for item in items:
+        price = item["price"] * item["count"]
+        if item.get("discount"):
+            price = price * (1.0 - item["discount"])
+        subtotal = subtotal + price
+    tax = subtotal * tax_rate
+    return round(subtotal + tax, 2)
+"""
+TEXT = """The relay is won by the team whose baton crosses the line first. The first runner leaves the blocks and
+builds up speed; the second one waits, starts to move while the other is still coming, and reaches back without
+looking. For a few metres both of them hold the baton, and then only one does. If it falls, both have lost."""
+
+
+class Case(NamedTuple):
+    kind: str  # of GOALS
+    name: str
+    prompt: str
+    temperature: float
+
+
+CASES = (
+    Case("copied", "code, greedy", f"Repeat this code exactly, with a docstring added:\n\n{CODE}", 0.0),
+    Case("copied", "text, greedy", f"Repeat the following text word for word, three times:\n\n{TEXT}", 0.0),
+    Case("copied", "code, sampled", f"Repeat this code exactly:\n\n{CODE}", 0.5),
+    Case("told", "a story", "Write a long story about a lighthouse keeper and the sea.", 1.0),
+    Case("told", "a letter", "Write a letter to a friend who moved to another country.", 1.0),
+    Case("told", "a recipe", "Explain how bread is made and why the dough rises.", 1.0),
+)
+
+
+class Run(NamedTuple):
+    tokens: list[int]
+    cpu_s: float  # of its decodes
+    accepted: int
+
+
+def engine_of(files: ModelFiles, model: LoadedModel, *, drafts: bool) -> Engine:
+    """Engines take turns with the model and its slab."""
+    manager = BlockManager(model.slab.layout.num_blocks, model.slab.layout.block_size)
+    return Engine(
+        model.runner,
+        manager,
+        max_batch_tokens=2048,
+        max_running=64,
+        eos_token_ids=files.eos_token_ids,
+        drafter=NgramDrafter() if drafts else None,
+    )
+
+
+def answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> Run:
+    sequence = Sequence("r", list(prompt), len(prompt), sampling)
+    engine.clear_cache()
+    engine.add(sequence)
+    tokens: list[int] = []
+    while not tokens:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+    began_s = time.process_time()
+    while engine.has_work:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+    return Run(tokens, time.process_time() - began_s, sequence.num_accepted_tokens)
+
+
+def measure(engines: dict[bool, Engine], prompt: list[int], sampling: SamplingParams, rounds: int) -> dict[bool, Run]:
+    """The best round of each engine, by turns."""
+    best: dict[bool, Run] = {}
+    for _ in range(rounds):
+        for drafts, engine in engines.items():
+            run = answer(engine, prompt, sampling)
+            best[drafts] = min(run, best.get(drafts, run), key=lambda one: one.cpu_s)
+    return best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    files = resolve_model(arguments.model)
+    tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
+    model = load_model(files, EngineConfig(device="cpu", kv_memory="256MiB", threads=1))
+    engines = {drafts: engine_of(files, model, drafts=drafts) for drafts in (False, True)}
+    table = Table("text", "tokens", "ms a token", "with drafts", "times as fast", "accepted", "equal")
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        text = f"<|im_start|>user\n{case.prompt}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = tokenizer.encode(text, add_special_tokens=False).ids
+        sampling = SamplingParams(
+            max_tokens=arguments.tokens, temperature=case.temperature, seed=1, ignore_eos=case.kind == "told"
+        )
+        best = measure(engines, prompt, sampling, arguments.rounds)
+        plain, drafted = best[False], best[True]
+        ratio, equal = plain.cpu_s / drafted.cpu_s, plain.tokens == drafted.tokens
+        count = len(plain.tokens)
+        ms = [f"{run.cpu_s * 1e3 / count:.1f}" for run in (plain, drafted)]
+        table.add_row(f"{case.kind}: {case.name}", str(count), *ms, f"{ratio:.2f}", str(drafted.accepted), str(equal))
+        rows.append({"kind": case.kind, "name": case.name, "tokens": count, "accepted": drafted.accepted})
+        rows[-1] |= {"plain_s": plain.cpu_s, "drafted_s": drafted.cpu_s, "ratio": ratio, "equal": equal}
+    Console().print(table)
+    means = {
+        kind: sum(row["plain_s"] for row in rows if row["kind"] == kind)
+        / sum(row["drafted_s"] for row in rows if row["kind"] == kind)
+        for kind in GOALS
+    }
+    print(", ".join(f"{kind}: {value:.2f} (goal {GOALS[kind]})" for kind, value in means.items()))
+    if arguments.json:
+        write_result(arguments.json, {**describe(), "model": arguments.model, "cases": rows, "ratios": means})
+    missed = any(means[kind] < goal for kind, goal in GOALS.items())
+    return 1 if missed or not all(row["equal"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

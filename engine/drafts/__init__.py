@@ -1,0 +1,1 @@
+"""Guesses of tokens that come next, which one step verifies together."""
