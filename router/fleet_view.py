@@ -40,7 +40,15 @@ class FleetView:
     parts: Parts
 
 
-def fleet_view(config: ServingConfig, files: ModelFiles, router_id: str, nats: NatsClient, keys: Keys) -> FleetView:
+def fleet_view(
+    config: ServingConfig,
+    files: ModelFiles,
+    router_id: str,
+    nats: NatsClient,
+    keys: Keys,
+    metrics: RouterMetrics,
+) -> FleetView:
+    """`config`, `nats`: of one model, whose namespace nobody else's workers are in."""
     queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
     ledger = LoadLedger(
         config.engine.block_size,
@@ -77,7 +85,7 @@ def fleet_view(config: ServingConfig, files: ModelFiles, router_id: str, nats: N
             targets=config.planner.targets,
         ),
         queue=queue,
-        metrics=RouterMetrics(),
+        metrics=metrics,
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id)
     speeds = StepSpeeds(ledger, config.step_times)
@@ -112,11 +120,10 @@ async def follow_workers(view: FleetView, closing: AsyncExitStack) -> None:
     closing.push_async_callback(view.directory.close)
 
 
-def status_view(config: ServingConfig, router_id: str, view: FleetView, nats: NatsClient) -> StatusView:
+def status_view(config: ServingConfig, router_id: str, view: FleetView) -> StatusView:
     """What the router says of its workers, in its metrics, too."""
     parts, metrics = view.parts, view.parts.metrics
     status = StatusView(router_id, parts.pool, view.ledger, view.indexer, parts.queue, metrics, view.directory.namesake)
-    metrics.watch(nats)
     add_queue_gauges(metrics, parts.queue, config.planner.targets)
     add_worker_gauges(metrics, view.directory, parts.pool, status, view.speeds)
     add_event_gauges(metrics, view.indexer)

@@ -1,6 +1,7 @@
 """How a router ends: it leaves its ports to a router that stays, or serves on for the drain window where none does."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -35,11 +36,12 @@ class Leaving:
 
         await self._siblings.answer(QUESTION, answer)
 
-    async def drain(self, generator: Generator, grpc_api: GrpcApi, http_server: HttpServer) -> None:
+    async def drain(self, generators: Sequence[Generator], grpc_api: GrpcApi, http_server: HttpServer) -> None:
         """Returns when no request is in flight, or the time is up."""
         self._has_begun = True
         limit_s = self._config.workers.drain_timeout_s
-        generator.leave()
+        for generator in generators:
+            generator.leave()
         if await self._siblings.ask(QUESTION, self._address):
             log.info("draining", others="take what comes")
             grpc_api.hand_over(limit_s)
@@ -51,7 +53,8 @@ class Leaving:
             log.info("draining", window_s=window_s)
             http_server.leave()
             await asyncio.sleep(window_s)
-        remaining = await generator.drain(limit_s)
+        remaining = sum(await asyncio.gather(*(generator.drain(limit_s) for generator in generators)))
         if remaining:
             log.warning("drain timeout: requests cut off", remaining=remaining)
-            generator.cut_off()
+            for generator in generators:
+                generator.cut_off()

@@ -1,10 +1,9 @@
 """Builds the router from its parts and runs it until a signal ends it."""
 
 import asyncio
-import math
 import os
 import secrets
-import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,28 +11,24 @@ from functools import partial
 import structlog
 from starlette.types import ASGIApp
 
-from router.api.grpc.admin import Questions
 from router.api.http.server import MAX_CONNECTIONS, HttpServer, serve_http
 from router.api.http.web_pages import WebPages
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
-from router.api.operators.ui_endpoints import UiEndpoints
+from router.api.operators.ui_endpoints import ModelPage, UiEndpoints
 from router.api.operators.weights_endpoint import weights_route
-from router.api.pages.service import Metrics
+from router.api.pages.service import Metrics, Targets
 from router.api.responses.shared_store import SharedResponseStore
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
-from router.api.wishes.sampling_options import chosen_defaults
-from router.counters.metrics import RouterMetrics
-from router.fleet_view import FleetView, fleet_view, follow_workers, model_name, status_view
 from router.leaving import Leaving
-from router.parsing.parsing import model_families
+from router.counters.metrics import ApiMetrics, RouterMetrics
 from router.requests.body_budget import BodyBudget
-from router.requests.frontend import Frontend
-from router.requests.generation import Generator
+from router.requests.frontend import Models
 from router.requests.rate_limits import RateLimits
 from router.requests.shared_limits import LimitSharing
+from router.served_model import ServedModel, Shared, serve_model
 from router.siblings import Siblings
 from router.tracing.grpc_calls import TraceCalls
 from router.tracing.sdk import wants_traces
@@ -44,26 +39,18 @@ from router.ui.planner import PlannerWatch
 from router.ui.requests import RequestViews
 from router.ui.tree import TreePicture
 from router.ui.workers import WorkerRows
-from router.views.explain import Explainer
 from router.views.reports import Reporter
-from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets
+from router.views.scrape_targets import PLANNER_TIMEOUT_S, ScrapeTargets, Target
 from router.views.sleep_control import SleepControl
-from router.views.status import StatusView
-from router.views.tree_diff import TreeDiff
-from router.views.tree_view import TreeView
-from router.views.weights_control import WeightsControl
-from router.views.whole_metrics import WholeMetrics
-from router.views.whole_status import WholeStatus
-from router.workers.left_answers import Recall, recall_from
+from router.views.whole_metrics import WholeMetrics, labelled, merged
 from runtime.address import format_address, is_loopback, with_host
 from runtime.calls.planner import ask_plan
-from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import served_model
 from runtime.compiled import load_compiled
 from runtime.config.serving import ServingConfig
+from runtime.config.models import entries_of, models_of
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
-from runtime.grammar.checker import GrammarChecker
 from runtime.nats.client import NatsClient, connect
 from runtime.processes.collector import calm_collector
 from runtime.processes.open_files import Places, raise_open_files, shared_out
@@ -75,6 +62,7 @@ from runtime.security.failed_logins import FailedLogins
 from runtime.security.keys import Keys, check_callers, check_reach, load_keys
 from runtime.security.secret import Secret
 from runtime.security.tls import Tls, load_tls
+from runtime.side_lane import SideLane
 
 OPERATOR_KEY = "operator.key"
 END_GRACE_S = 2.0  # for the last messages of requests that were cut off at the drain timeout
@@ -94,43 +82,38 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
     if not is_loopback(config.router.host) and (keys.api is None or tls is None):
         log.warning("the router is open to other machines", asks_for_keys=keys.api is not None, tls=tls is not None)
     stop = stop_signal()
-    files, _ = await asyncio.gather(asyncio.to_thread(served_model, config), asyncio.to_thread(load_compiled))
+    each = models_of(config)
+    opening = asyncio.gather(*(asyncio.to_thread(served_model, one) for one in each))
+    files, _ = await asyncio.gather(opening, asyncio.to_thread(load_compiled))
     async with AsyncExitStack() as closing:
         keys = keys if keys.operator else replace(keys, operator=(_own_operator_key(closing),))
         nats = await connect(config.nats.url, router_id, config.namespace, config.workers.ready_timeout_s, keys.nats)
         closing.push_async_callback(nats.close)
-        view = fleet_view(config, files, router_id, nats, keys)
-        await follow_workers(view, closing)
-        parts, status = view.parts, status_view(config, router_id, view, nats)
-        generator = Generator(parts, min(files.max_position, config.engine.max_model_len or files.max_position))
-        siblings = Siblings(nats, router_id, lambda: view.sharing.others.routers)
-        questions = await _questions(router_id, view, status, siblings)
-        grammars = GrammarChecker(files.folder, files.config.vocab_size, files.eos_token_ids)
-        grammars.start()
-        closing.callback(grammars.close)
-        limits = await _rate_limits(keys, nats, siblings, router_id, closing)
-        frontend = _frontend(config, files, generator, parts.metrics, grammars, limits, recall_from(nats))
-        scrape_targets = ScrapeTargets(nats, view.directory, _scraped_by_https(config, keys, tls))
-        await scrape_targets.start()
-        page = _page(config, files, view, status, questions, nats, siblings) if config.router.ui else None
-        traces = _traces(router_id, frontend.model, parts.metrics)
+        shared = await _shared(config, router_id, nats, keys, closing)
+        models = [await serve_model(*one, shared, closing) for one in zip(each, entries_of(config), files, strict=True)]
+        siblings = Siblings(nats, router_id, lambda: models[0].view.sharing.others.routers)
+        if keys.api is not None:
+            await _share_limits(shared.limits, nats, siblings, router_id, closing)
+        names = [one.frontend.model for one in models]
+        pages = {one.frontend.model: _page(one, names) for one in models} if config.router.ui else {}
+        traces = _traces(router_id, models)
         if traces is not None:
             closing.push_async_callback(traces.close)
         store = await _response_store(config, nats, siblings)
-        shown = WholeMetrics(router_id, parts.metrics.exposition, siblings)
-        exposition = parts.metrics.exposition if config.router.replicas == 1 else shown.exposition
-        app = _app(config, keys, frontend, questions, page, traces, scrape_targets, exposition, parts.metrics, store)
-        addresses, grpc_api, http_server = await _open_apis(
-            config, keys, tls, frontend, questions, app, traces, parts.metrics.logins, closing
-        )
-        if page is not None:
-            await page[1].start()
-            await page[0].start()
-            closing.push_async_callback(page[0].close)
+        own = partial(_exposition, shared.metrics, models) if config.models else shared.metrics.exposition
+        shown = WholeMetrics(router_id, own, siblings)
+        exposition = own if config.router.replicas == 1 else shown.exposition
+        targets = await _scrape_targets(config, models, _scraped_by_https(config, keys, tls))
+        logins = shared.metrics.logins
+        app = _app(config, keys, models, pages, traces, targets, exposition, logins, store)
+        addresses, grpc_api, http_server = await _open_apis(config, keys, tls, models, app, traces, logins, closing)
+        for page in pages.values():
+            await page.parts.start()
+            await page.feed.start()
+            closing.push_async_callback(page.feed.close)
         scraped_at = with_host(addresses["http"], reached_at(config.router.host, config.nats.url, "router.host"))
-        reporter = Reporter(nats, router_id, parts.queue, parts.metrics, scraped_at)
-        await reporter.start()
-        closing.push_async_callback(reporter.close)
+        for one in models:
+            await _report(one, router_id, scraped_at, closing)
         leaving = Leaving(config, scraped_at, siblings)
         await leaving.start()
         await shown.start(scraped_at)
@@ -139,47 +122,88 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         closing.push_async_callback(end_tasks, asyncio.create_task(beat()))
         log.info("ready", **addresses)
         await stop.wait()
-        await leaving.drain(generator, grpc_api, http_server)
+        await leaving.drain([one.generator for one in models], grpc_api, http_server)
+
+
+async def _shared(
+    config: ServingConfig, router_id: str, nats: NatsClient, keys: Keys, closing: AsyncExitStack
+) -> Shared:
+    metrics = ApiMetrics() if config.models else RouterMetrics()
+    metrics.watch(nats)
+    limits, bodies = RateLimits(), BodyBudget(config.router.max_buffered_bytes)
+    return Shared(router_id, nats, keys, metrics, bodies, limits, SideLane())
+
+
+def _exposition(metrics: ApiMetrics, models: Sequence[ServedModel]) -> bytes:
+    """The metrics of several models, each line with its model."""
+    texts = [(one.frontend.model, one.view.parts.metrics.exposition()) for one in models]
+    return merged([metrics.exposition(), *(labelled(text, "model", name) for name, text in texts)])
+
+
+async def _report(model: ServedModel, router_id: str, scraped_at: str, closing: AsyncExitStack) -> None:
+    parts = model.view.parts
+    reporter = Reporter(model.nats, router_id, parts.queue, parts.metrics, scraped_at)
+    await reporter.start()
+    closing.push_async_callback(reporter.close)
+
+
+async def _scrape_targets(config: ServingConfig, models: Sequence[ServedModel], tls: Collection[str]) -> Targets:
+    names = [model.name for model in config.models] or [""]
+    each = [
+        ScrapeTargets(one.nats, one.view.directory, config.namespace, tls, name)
+        for one, name in zip(models, names, strict=True)
+    ]
+    for one in each:
+        await one.start()
+
+    async def targets() -> list[Target]:
+        """The workers of each model; the routers once, although they report to each."""
+        first, *others = [await one.targets() for one in each]
+        return first + [target for other in others for target in other if target.labels["component"] == "worker"]
+
+    return targets
 
 
 def _app(
     config: ServingConfig,
     keys: Keys,
-    frontend: Frontend,
-    questions: Questions,
-    page: tuple[Feed, PageParts, TreePicture] | None,
+    models: Sequence[ServedModel],
+    pages: Mapping[str, ModelPage],
     traces: Traces | None,
-    scrape_targets: ScrapeTargets,
+    targets: Targets,
     exposition: Metrics,
-    metrics: RouterMetrics,
+    logins: FailedLogins,
     store: ResponseStore,
 ) -> ASGIApp:
-    guard = OperatorsGuard(keys.operator, metrics.logins)
-    routes = [*SleepEndpoints(questions.sleep, guard).routes(), weights_route(questions.weights, guard)]
-    routes += [] if page is None else UiEndpoints(*page, guard).routes()
+    guard, named = OperatorsGuard(keys.operator, logins), Models([one.frontend for one in models])
+    questions = {one.frontend.model: one.questions for one in models}
+    sleep = SleepControl.over(one.questions.sleep for one in models)
+    routes = [
+        *SleepEndpoints(sleep, guard).routes(),
+        weights_route(lambda name: questions[named.of(name).base].weights, guard),
+    ]
+    routes += UiEndpoints(pages, guard).routes() if pages else []
     has_key = keys.api is not None
     return create_app(
-        frontend,
+        models[0].frontend,
         exposition,
-        scrape_targets.targets,
+        targets,
         keys.api,
         routes,
         around=None if traces is None else partial(over_http, traces),
         pages=WebPages(config.router.host, config.router.cors_origins, has_key, config.security.insecure),
-        logins=metrics.logins,
+        logins=logins,
         store=store,
+        others=[one.frontend for one in models[1:]],
     )
 
 
-async def _rate_limits(
-    keys: Keys, nats: NatsClient, siblings: Siblings, router_id: str, closing: AsyncExitStack
-) -> RateLimits:
-    limits = RateLimits()
-    if keys.api is not None:
-        sharing = LimitSharing(nats, siblings, limits, router_id)
-        await sharing.start()
-        closing.push_async_callback(sharing.close)
-    return limits
+async def _share_limits(
+    limits: RateLimits, nats: NatsClient, siblings: Siblings, router_id: str, closing: AsyncExitStack
+) -> None:
+    sharing = LimitSharing(nats, siblings, limits, router_id)
+    await sharing.start()
+    closing.push_async_callback(sharing.close)
 
 
 async def _response_store(config: ServingConfig, nats: NatsClient, siblings: Siblings) -> ResponseStore:
@@ -201,99 +225,32 @@ def _own_operator_key(closing: AsyncExitStack) -> Secret:
     return key
 
 
-async def _questions(router_id: str, view: FleetView, status: StatusView, siblings: Siblings) -> Questions:
-    parts, pool = view.parts, view.parts.pool
-    whole = WholeStatus(status, siblings)
-    recent = parts.metrics.recent
-    explain = Explainer(parts.assigner, parts.decisions, recent, pool, parts.config, parts.block_size, siblings)
-    await whole.start()
-    await explain.start()
-    return Questions(
-        status=whole.status,
-        tree=TreeView(router_id, parts.block_size, view.indexer.tree, view.hits),
-        diff=TreeDiff(view.indexer, pool.snapshot, lambda: [worker.key for worker in pool.workers.values()]),
-        sleep=SleepControl(pool),
-        weights=WeightsControl(pool),
-        explain=explain,
-    )
-
-
-def _page(
-    config: ServingConfig,
-    files: ModelFiles,
-    view: FleetView,
-    status: StatusView,
-    questions: Questions,
-    nats: NatsClient,
-    siblings: Siblings,
-) -> tuple[Feed, PageParts, TreePicture]:
-    """What the live page shows."""
+def _page(model: ServedModel, names: Sequence[str]) -> ModelPage:
+    """`names`: of all models, which the page lets viewers choose from."""
+    config, view, status, questions = model.config, model.view, model.status, model.questions
     parts, targets = view.parts, config.planner.targets
     about = {
         "router": status.router_id if config.router.replicas == 1 else f"{config.router.replicas} routers",
-        "model": model_name(config, files),
+        "model": model.frontend.model,
+        "models": names,
         "block_size": config.engine.block_size,
-        "layers": files.config.num_layers,
+        "layers": model.files.config.num_layers,
         "targets": {"ttft_ms": targets.ttft_ms, "itl_ms": targets.itl_ms},
     }
     recent = parts.metrics.recent
-    page = PageParts(status.router_id, parts.queue, parts.metrics, RequestViews(recent, questions.explain), siblings)
+    requests = RequestViews(recent, questions.explain)
+    page = PageParts(status.router_id, parts.queue, parts.metrics, requests, model.siblings)
     workers = WorkerRows(parts.pool, view.ledger, status.note)
-    planner = PlannerWatch(lambda: ask_plan(nats, PLANNER_TIMEOUT_S))
+    planner = PlannerWatch(lambda: ask_plan(model.nats, PLANNER_TIMEOUT_S))
     feed = Feed(about, parts.pool, page, recent, workers, planner)
-    return feed, page, TreePicture(questions.tree)
-
-
-def _frontend(
-    config: ServingConfig,
-    files: ModelFiles,
-    generator: Generator,
-    metrics: RouterMetrics,
-    grammars: GrammarChecker,
-    limits: RateLimits,
-    recall: Recall,
-) -> Frontend:
-    tokenizer, wanted = generator.tokenizer, config.router
-    template = tokenizer.chat_template, tokenizer.template_reads("tools")
-    added = tokenizer.matched_tokens, tokenizer.hidden_token_ids
-    families = model_families(wanted.tool_parser, wanted.reasoning_parser, *template, *added)
-    told = "by the chat template" if families.tells_tools else "as text, because the chat template knows no tools"
-    ends = [tokenizer.token_text(token_id) for token_id in sorted(files.eos_token_ids)]
-    names = {"tool_calls": families.tool_name, "reasoning": families.reasoning_name}
-    log.info("answers are taken apart", **names, tools_are_told=told, ends=ends)
-    if not ends:
-        log.warning(
-            "the model's files name no token that ends an answer: answers go on up to max_tokens", model=files.name
-        )
-    return Frontend(
-        model=model_name(config, files),
-        created_s=int(time.time()),
-        tokenizer=tokenizer,
-        families=families,
-        generator=generator,
-        not_ready=generator.not_ready,
-        request_timeout_s=config.router.request_timeout_s,
-        reject_ttft_s=(config.router.reject_ttft_ms or math.inf) / 1e3,
-        max_body_bytes=config.router.max_body_bytes,
-        cache_salt=config.engine.cache_salt or "",
-        cache_per_tenant=config.engine.cache_per_tenant,
-        bodies=BodyBudget(config.router.max_buffered_bytes),
-        sampling_defaults=chosen_defaults(wanted.generation_config, files.folder),
-        max_priority=config.router.max_priority,
-        grammars=grammars,
-        unknown_fields=config.router.unknown_fields,
-        rate_limits=limits,
-        recall=recall,
-        answered=metrics.answered,
-    )
+    return ModelPage(feed, page, TreePicture(questions.tree))
 
 
 async def _open_apis(
     config: ServingConfig,
     keys: Keys,
     tls: Tls | None,
-    frontend: Frontend,
-    questions: Questions,
+    models: Sequence[ServedModel],
     app: ASGIApp,
     traces: Traces | None,
     logins: FailedLogins,
@@ -303,7 +260,8 @@ async def _open_apis(
     host = config.router.host
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places()
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins)
+    (frontend, questions), *others = ((one.frontend, one.questions) for one in models)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins, others)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()
@@ -323,8 +281,9 @@ def _places() -> Places:
     return places
 
 
-def _traces(router_id: str, model: str, metrics: RouterMetrics) -> Traces | None:
-    return Traces(router_id, model, metrics.recent) if wants_traces(os.environ) else None
+def _traces(router_id: str, models: Sequence[ServedModel]) -> Traces | None:
+    requests = {one.frontend.model: one.view.parts.metrics.recent for one in models}
+    return Traces(router_id, requests) if wants_traces(os.environ) else None
 
 
 def _scraped_by_https(config: ServingConfig, keys: Keys, tls: Tls | None) -> set[str]:

@@ -1,10 +1,12 @@
 """Finds before any process starts what a worker would refuse after it has loaded its model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads
+from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads, host_memory_of
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.local.nats_server import STORE_KEY
+from baton.service.wanted.configuration import Wanted
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from kvtransfer.slab.layout import SlabLayout
@@ -24,8 +26,18 @@ from runtime.security.tls import trusting
 from worker.engines.table import rows_of
 
 
-def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None) -> None:
-    """`machines` None: nobody knows them yet. Raises ConfigError."""
+def check_models(services: Sequence[Wanted], machines: Machines) -> None:
+    """Raises ConfigError for what one model cannot have beside the others."""
+    taken = 0
+    for service in services:
+        check_start(service.config, service.files, machines, taken)
+        if not is_mock(service.config):
+            taken += sum(host_memory_of(service.config, _kv_memory(service.config, machines)))
+
+
+def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None, beside: int = 0) -> None:
+    """`machines` None: nobody knows them yet. `beside`: bytes of host memory that other models may take. Raises
+    ConfigError."""
     _check_external(config)
     others = config.planner.enabled or config.nats.url is not None or config.external_workers
     if config.workers.count("decode") == 0 and not others:
@@ -34,7 +46,7 @@ def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | N
     check_choice(config.transfer.transport)
     check_disk_kv(config.engine)
     if machines is not None:
-        _check_machine(config, machines)
+        _check_machine(config, machines, beside)
     if config.external_workers and not config.workers.count("decode"):
         return
     _check_pairs(config)
@@ -86,9 +98,13 @@ def _check_pairs(config: ServingConfig) -> None:
         raise ConfigError("planner.limits.max_prefill", f"{problem}: set it to 0, or {named}")
 
 
-def _check_machine(config: ServingConfig, machines: Machines) -> None:
+def _kv_memory(config: ServingConfig, machines: Machines) -> MemoryKind:
+    return "cuda" if uses_gpus(config, machines) else "host"
+
+
+def _check_machine(config: ServingConfig, machines: Machines, beside: int) -> None:
     engine, host, transport = config.engine, config.workers.host, config.transfer.transport
-    memory: MemoryKind = "cuda" if uses_gpus(config, machines) else "host"
+    memory = _kv_memory(config, machines)
     if engine.device == "cuda" and not is_mock(config) and not machines.gpus:
         raise ConfigError("engine.device", "'cuda' asks for an NVIDIA GPU and this machine has none: auto or cpu")
     if engine.attention in ("triton", "flash") and memory == "host" and not is_mock(config):
@@ -96,7 +112,7 @@ def _check_machine(config: ServingConfig, machines: Machines) -> None:
     check_threads(config)
     check_folder(engine)
     if not is_mock(config):
-        check_memory(config, memory)
+        check_memory(config, memory, beside)
         if memory == "cuda":
             check_gpus(config)
         check_disk(config)

@@ -26,16 +26,23 @@ WORKER_THREADS = 14  # of a worker that computes nothing
 LEAST_TOKENS = 256  # of prompt and answer, that a worker should have room for where no longest request is configured
 
 
-def check_memory(config: ServingConfig, memory: MemoryKind) -> None:
-    """`memory`: what KV blocks lie in. Raises ConfigError when the workers may take more of this machine's own memory
-    than is free."""
-    kv = host = num_ranks = 0
+def host_memory_of(config: ServingConfig, memory: MemoryKind) -> tuple[int, int]:
+    """Bytes of this machine's own memory that the workers may take for KV blocks, and for the host tier. `memory`: what
+    KV blocks lie in."""
+    kv = host = 0
     for engine, kind, count in _workers(config):
         ranks = count * engine.tensor_parallel
-        num_ranks += ranks
         kv += ranks * _bytes(engine.kv_memory, KV_KEY) * (memory == "host")
         host += ranks * _bytes(engine.host_kv_memory, HOST_KEY) * (kind == "baton")
-    free = available_bytes()
+    return kv, host
+
+
+def check_memory(config: ServingConfig, memory: MemoryKind, taken: int = 0) -> None:
+    """`taken`: bytes that other models' workers may take. Raises ConfigError when the workers may take more of this
+    machine's own memory than is free."""
+    kv, host = host_memory_of(config, memory)
+    num_ranks = sum(count * engine.tensor_parallel for engine, _, count in _workers(config))
+    free = max(0, available_bytes() - taken)
     if kv + host <= free:
         return
     key, value, rest, others = KV_KEY, config.engine.kv_memory, free - host, host

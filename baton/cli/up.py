@@ -4,15 +4,15 @@ import asyncio
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from baton.cli.preflight import check_start
+from baton.cli.preflight import check_models, check_start
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.options import RayAddressOption
 from baton.cli.terminal.service_news import print_news
@@ -21,7 +21,7 @@ from baton.service.local.local_launcher import LocalLauncher, this_machine
 from baton.service.service_run import ServiceRun
 from baton.service.systemd import Systemd
 from baton.service.telling import Tell
-from baton.service.wanted.configuration import Wanted, wanted
+from baton.service.wanted.configuration import Wanted, together, wanted_models
 from baton.shadowing import refuse_shadowed
 from runtime.config.overrides import merged, nested, with_overrides
 from runtime.config.paths import absolute, with_absolute_paths
@@ -36,6 +36,7 @@ from worker.engines.table import NAMES
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TERMINAL = "/dev/tty"
+GGUF = ".gguf"
 SETTINGS, RUN, RAY = "Settings", "This run", "Ray"  # groups of the help
 
 
@@ -60,8 +61,14 @@ def worker_counts(text: str) -> int | dict[str, int | None]:
 
 ConfigOption = Annotated[Path | None, _option(SETTINGS, "FILE", "serving.yaml; the options below go before it.")]
 NamedOption = Annotated[
-    str | None,
-    _option(SETTINGS, "NAME_OR_PATH", "A model on the Hugging Face Hub, a folder, a .gguf file, smollm2 or mock."),
+    list[str] | None,
+    _option(
+        SETTINGS,
+        "NAME_OR_PATH",
+        "A model on the Hugging Face Hub, a folder, a .gguf file, smollm2 or mock. Several times: several models, each "
+        "with the workers that --prefill and --decode say.",
+        "--model",
+    ),
 ]
 CountOption = Annotated[
     Any | None,
@@ -113,7 +120,7 @@ def up(
     """
     refuse_shadowed()  # here, because the processes of the service would show tracebacks
     flags = {
-        "model": model,
+        **_models(model or []),
         "namespace": namespace,
         "workers": {"prefill": prefill, "decode": decode},
         "router": {"http_port": http_port},
@@ -121,27 +128,37 @@ def up(
     }
     with errors_reported():
         flags = functools.reduce(merged, map(nested, settings or ()), _given(flags))
-        service = _wanted(config, flags)
+        wished, services = _wanted(config, flags)
         tell = partial(print_news, as_json)
         if ray:
             if log_dir is not None:
                 raise ConfigError("--log-dir", "is not for --ray: logs stay on their nodes; `baton logs` shows them")
-            _on_ray(service, flags, address, nodes, tell)
+            _on_ray(wished, services, flags, address, nodes, tell)
             return
         machine = this_machine()
-        service = service.suited(machine)
-        check_start(service.config, service.files, machine)
-        _tell_choice(service, machine, tell)
+        services = [service.suited(machine) for service in services]
+        check_models(services, machine)
+        for service in services:
+            _tell_choice(service, machine, tell)
         reread = partial(_configuration, config, flags)
-        code = asyncio.run(_in_foreground(service.config, log_dir, tell, reread, flags))
+        code = asyncio.run(_in_foreground(together(wished, services), log_dir, tell, reread, flags))
     raise typer.Exit(code)
 
 
-def _wanted(path: Path | None, flags: dict[str, Any]) -> Wanted:
-    """Raises ConfigError, ModelError."""
+def _models(given: Sequence[str]) -> dict[str, Any]:
+    """What goes before the models of a file. Of several each is asked for by the end of its name or path."""
+    if len(given) < 2:
+        return {"model": given[0], "models": []} if given else {}
+    named = [{"name": PurePath(model).name.removesuffix(GGUF), "model": model} for model in given]
+    return {"model": ServingConfig().model, "models": named}
+
+
+def _wanted(path: Path | None, flags: dict[str, Any]) -> tuple[ServingConfig, list[Wanted]]:
+    """The configuration, and what it takes for each model. Raises ConfigError, ModelError."""
     config = _configuration(path, flags)
     configure_logging(config.logging, "baton")
-    return wanted(config, flags if path is None else merged(read_yaml(path), flags), progress=True)
+    given = flags if path is None else merged(read_yaml(path), flags)
+    return config, wanted_models(config, given, progress=True)
 
 
 def _tell_choice(service: Wanted, machines: Machines, tell: Tell) -> None:
@@ -210,21 +227,25 @@ def _has_terminal() -> bool:
     return True
 
 
-def _on_ray(service: Wanted, flags: dict[str, Any], address: str, nodes: int, tell: Tell) -> None:
+def _on_ray(
+    wished: ServingConfig, services: Sequence[Wanted], flags: dict[str, Any], address: str, nodes: int, tell: Tell
+) -> None:
     from baton.service.on_ray.cluster import connected, wait_for_nodes
 
-    if service.config.workers.announce is not None:
+    if wished.workers.announce is not None:
         raise ConfigError("workers.announce", "is one host, and on Ray each node has its own: leave it out")
-    check_start(service.config, service.files, None)
-    with connected(address, service.config.namespace):
+    for service in services:
+        check_start(service.config, service.files, None)
+    with connected(address, wished.namespace):
         from baton.service.on_ray.commands import bring_up
         from baton.service.on_ray.launcher import RayLauncher
 
         wait_for_nodes(nodes, tell)
-        machines = RayLauncher(service.config).machines
-        service = service.suited(machines)
-        _tell_choice(service, machines, tell)
-        bring_up(with_absolute_paths(service.config), absolute(flags), tell)
+        machines = RayLauncher(wished).machines
+        services = [service.suited(machines) for service in services]
+        for service in services:
+            _tell_choice(service, machines, tell)
+        bring_up(with_absolute_paths(together(wished, services)), absolute(flags), tell)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ class Model:
     id: str
     max_model_len: int  # tokens, prompt and answer together
     created_s: int  # seconds since 1970
+    aliases: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class WorkerStatus:
     disk_blocks_total: int
     engine: str  # "baton" | "vllm" | "external"; empty: a worker of an earlier release
     used: bool  # the router sends it requests
+    model: str = ""  # where several are served
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import psutil
 import structlog
 from msgspec import Struct
 
+from runtime.config.model_entry import model_namespace
 from runtime.config.surroundings import NatsConfig
 from runtime.errors import ConfigError
 from runtime.own_files import SEEN, is_own, open_folder
@@ -53,6 +54,12 @@ class RunFile(Struct, frozen=True):
     nats: str = ""  # its URL, without a login
     grpc: str = ""
     http: str = ""
+    models: list[str] = []  # their names, where several are served
+
+    @property
+    def namespaces(self) -> list[str]:
+        """The service's own, and those of its models."""
+        return [self.namespace, *(model_namespace(self.namespace, model) for model in self.models)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,7 @@ def find_keys(url: str, namespace: str, environ: Mapping[str, str] = os.environ)
     """The keys of a command without a configuration: from variables, or from the service at that NATS server. Raises
     ConfigError."""
     there = [run for run in runs() if run.file.nats and _places(run.file.nats) & _places(url)]
-    run = next((run for run in there if run.file.namespace == namespace), None)
+    run = next((run for run in there if namespace in run.file.namespaces), None)
     key = environ.get(CLUSTER_KEY_VARIABLE) or (run and run.key(CLUSTER_KEY))
     mode: TlsMode = "auto" if urlsplit(url).scheme == TLS_SCHEME else "off"
     cluster = ClusterKey(parse_secrets(key, CLUSTER_KEY_VARIABLE, MIN_LENGTH)[0], mode) if key else None

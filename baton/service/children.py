@@ -55,9 +55,14 @@ class Children(dict[str, Process]):
             if launch.workers[name] == role and self.living(name) is not None
         ]
 
-    def engines(self, role: Role) -> Counter[WorkerEngine]:
-        """Counts the role's workers by engine, those that are being started included."""
-        ours = [(name, launch.name) for name, launch in self._launches.items() if launch.workers[name] == role]
+    def engines(self, role: Role, namespace: str | None = None) -> Counter[WorkerEngine]:
+        """Counts the role's workers by engine, those that are being started included. `namespace`: of their model;
+        None: of all."""
+        ours = [
+            (name, launch.name)
+            for name, launch in self._launches.items()
+            if launch.workers[name] == role and namespace in (None, launch.config.namespace)
+        ]
         there = (name for name, process in ours if process in self.starting or self.living(name) is not None)
         return Counter(engine for engine in map(self.engine, there) if engine is not None)
 

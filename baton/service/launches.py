@@ -1,8 +1,9 @@
 """The launches that a configuration asks for: NATS, the routers, and the workers, one or many in a process."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import msgspec
 
@@ -12,6 +13,7 @@ from baton.service.wanted.effects import Change, changes, changes_for, effect_of
 from baton_proto.planner import ROLES, Role
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.external import ExternalWorkerConfig
+from runtime.config.models import model_of, models_of
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.config.workers import WorkerEngine
 from runtime.errors import ConfigError
@@ -26,6 +28,14 @@ class Launches:
     keys: dict[str, str]  # variables that each process gets
     children: Children
     generation: Generation = field(default_factory=Generation)
+    model: str = ""  # as the ids of its workers have it; empty: there is one model
+
+    @property
+    def models(self) -> list[Self]:
+        """Those of each model, whose workers know nothing of the others."""
+        if not self.config.models:
+            return [self]
+        return [replace(self, config=model_of(self.config, model), model=model.slug) for model in self.config.models]
 
     def nats(self, name: str, routes: dict[str, str]) -> Launch:
         return Launch(name, NATS, self.config, keys=self.keys, routes=routes)
@@ -38,7 +48,7 @@ class Launches:
 
     def worker(self, role: Role, worker_id: str, engine: WorkerEngine | None = None) -> Launch:
         """`engine` None: what keeps the role's proportions."""
-        engine = engine or self.config.workers.next_engine(role, self.children.engines(role))
+        engine = engine or self.config.workers.next_engine(role, self.children.engines(role, self.config.namespace))
         ranks = (for_prefill_worker(self.config) if role == "prefill" else self.config).engine.tensor_parallel
         arguments = ["--worker-id", worker_id]
         return self._of_us(
@@ -50,6 +60,10 @@ class Launches:
         yield from (self.router() for _ in range(self.config.router.replicas - len(self.children.routers)))
         if self.children.had_workers and self.config.planner.enabled:
             return
+        for model in self.models:
+            yield from model._missing_workers()
+
+    def _missing_workers(self) -> Iterator[Launch]:
         for external in self.config.external_workers:
             if self.children.living(external.name) is None:
                 yield self.external(external)
@@ -60,7 +74,7 @@ class Launches:
         lacking = [(role, engine) for role in ROLES for engine in counts[role].elements()]
         size = self._workers_per_process
         if size == 1:
-            yield from (self.worker(role, self.children.new_id(role), engine) for role, engine in lacking)
+            yield from (self.worker(role, self._new_id(role), engine) for role, engine in lacking)
         else:
             roles = [role for role, _ in lacking]
             yield from (self._many(roles[start : start + size]) for start in range(0, len(roles), size))
@@ -72,7 +86,10 @@ class Launches:
         return self._of_us(Launch(name, f"{role}_worker", self._config_of("baton"), arguments, {name: role}))
 
     def _lacking(self, role: Role) -> Counter[WorkerEngine]:
-        return Counter(self.config.workers.by_engine(role)) - self.children.engines(role)
+        return Counter(self.config.workers.by_engine(role)) - self.children.engines(role, self.config.namespace)
+
+    def _new_id(self, kind: str) -> str:
+        return self.children.new_id(f"{kind}-{self.model}" if self.model else kind)
 
     def _config_of(self, engine: WorkerEngine) -> ServingConfig:
         """The configuration of a process whose workers have this engine."""
@@ -87,8 +104,8 @@ class Launches:
 
     def _many(self, roles: Sequence[Role]) -> Launch:
         """Puts all these workers into one process."""
-        workers = {self.children.new_id(role): role for role in roles}
-        name = self.children.new_id("workers")
+        workers = {self._new_id(role): role for role in roles}
+        name = self._new_id("workers")
         arguments = ["--name", name, *workers]
         return self._of_us(Launch(name, "baton.service.many_workers", self._config_of("baton"), arguments, workers, 1))
 
@@ -96,8 +113,16 @@ class Launches:
         return msgspec.structs.replace(launch, keys=self.keys, generation=self.generation)
 
 
+def configs_for(launches: Iterable[Launch], config: ServingConfig) -> dict[str, ServingConfig | None]:
+    """What each process, by name, gets of the service's configuration: a worker that of its model; None: that is served
+    no more."""
+    models = {one.namespace: one for one in models_of(config)}
+    return {one.name: config if one.module == ROUTER else models.get(one.config.namespace) for one in launches}
+
+
 def differences(launch: Launch, config: ServingConfig) -> list[Change]:
-    """Between what a process was started with and what it would be started with now, as far as it is read there."""
+    """Between what a process was started with and what it would be started with now, as far as it is read there.
+    `config`: as `configs_for` has it."""
     if launch.module == ROUTER:
         return changes_for("router", launch.config, config)
     ours = msgspec.structs.replace(config, workers=config.workers.of(launch.config.workers.engine))
@@ -114,7 +139,7 @@ def nats_names(config: ServingConfig) -> list[str]:
 
 
 def check_alike(config: ServingConfig, launch: Launch) -> None:
-    """Raises ConfigError when a process that lives was started with another configuration."""
+    """`config`: as `configs_for` has it. Raises ConfigError when a process that lives was started with another one."""
     fixed = [one for one in changes(launch.config, config) if effect_of(one.key).refusal and one.key[:5] != "nats."]
     for change in (*fixed, *differences(launch, config)):
         problem = f"{launch.name} lives, and was started with another one: {change}"

@@ -19,12 +19,13 @@ import msgspec
 from baton.runs.run_file import OwnRun
 from baton.service.children import Children, Endings
 from baton.service.launcher import NATS, ROUTER, Generation, Launch, Launcher
-from baton.service.launches import Launches, check_alike, nats_names, with_nats_url, without_login
+from baton.service.launches import Launches, check_alike, configs_for, nats_names, with_nats_url, without_login
 from baton.service.local.local_launcher import LocalLauncher
 from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.calls.worker import WorkerClient
+from runtime.config.models import models_of
 from runtime.config.serving import ServingConfig
 from runtime.config.surroundings import LogLevel
 from runtime.discovery.living_names import living_names, living_routers
@@ -89,16 +90,17 @@ class Supervisor:
         try:
             living = await self.launcher.living()
             self.take_over(living)
-            for launch in self.children.launches.values():
-                if launch.generation.number == self.generation.number:  # a roll-out may have left older ones
-                    check_alike(self.config, launch)
+            launches = self.children.launches
+            for name, config in configs_for(launches.values(), self.config).items():
+                if launches[name].generation.number == self.generation.number:  # a roll-out may have left older ones
+                    check_alike(config or self.config, launches[name])
             if not self.children.routers:
                 check_router_ports(self.config.router)
             self.run = OwnRun(self.config.namespace, self.keys, self.launcher.on_ray, self.launcher.log_dir)
             self._closing.callback(self.run.close)
             url = await self._nats_url([launch for launch, _ in living])
             self.config = with_nats_url(self.config, url)
-            self.run.update(nats=url)
+            self.run.update(nats=url, models=self.model_names)
             missing = list(self.launches.missing())
             if not self.nats:
                 workers = {name for launch in missing for name in launch.workers}
@@ -136,6 +138,7 @@ class Supervisor:
     async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
         """The worker's id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError;
         the process of a worker that was too slow lives on."""
+        assert not self.config.models, "the planner plans for one model"
         worker_id = worker_id or self.children.new_id(role)
         await self.add(self.launches.worker(role, worker_id))
         return worker_id
@@ -273,6 +276,11 @@ class Supervisor:
         return Client(self.address("grpc"), api_key, ca, name, self.keys.operator[0] if self.keys.operator else None)
 
     @property
+    def model_names(self) -> list[str]:
+        """Empty where there is one model."""
+        return [model.name for model in self.config.models]
+
+    @property
     def launches(self) -> Launches:
         return Launches(self.config, handed_on(self.keys, self._environ), self.children, self.generation)
 
@@ -330,9 +338,12 @@ class Supervisor:
                 f"nats.url: {error}; start it, or leave nats.url out for a server of our own"
             ) from error
         try:
-            living = await living_names(nats, workers)
-            if living := living | await living_routers(nats, routers):
-                whose = f"{', '.join(sorted(living))} of another service live in {self.config.namespace!r} at {url}"
+            for one in models_of(self.config):
+                beside = nats.within(one.namespace)
+                living = await living_names(beside, workers) | await living_routers(beside, routers)
+                if not living:
+                    continue
+                whose = f"{', '.join(sorted(living))} of another service live in {one.namespace!r} at {url}"
                 raise ConfigError("namespace", f"{whose}; end that service, or give this one --namespace ANOTHER")
         finally:
             await nats.close()

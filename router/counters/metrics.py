@@ -59,22 +59,47 @@ class Flow:
 FLOW: Final = tuple(field.name for field in fields(Flow))
 
 
-class RouterMetrics(ProcessMetrics):
-    """Counts of the event loop's, which also answers the scrape. All of them rise from the router's start."""
+class ApiMetrics(ProcessMetrics):
+    """Counts of what callers were answered, whichever model they asked for."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, of_process: bool = True) -> None:
+        super().__init__(of_process)
+        self.logins = FailedLogins()
+        self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
+        self._responses: Counter[tuple[str, str]] = Counter()
+        if of_process:
+            refused = "Requests that were refused, at once or later"
+            self.counter("baton_router_refusals", refused, _each(self._refusals), "reason")
+            answers = "Answers to requests for text, by status"
+            self.counter("baton_router_responses", answers, self._responses.items, "api", "code")
+            wrong = "Calls that showed a wrong key"
+            self.counter("baton_router_failed_logins", wrong, self.logins.counts.items, "api", "key")
+
+    def answered(self, api: str, code: str, error: Exception | None = None) -> None:
+        """`code`: the status that the caller has got; a caller who left gets none."""
+        self._responses[api, code] += 1
+        if reason := first_fit(error, REFUSALS):
+            self._refusals[reason] += 1
+
+    def exposition(self) -> bytes:
+        """What a scrape gets, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class RouterMetrics(ApiMetrics):
+    """Counts of the event loop's, which also answers the scrape. All of them rise from the router's start.
+    `of_process` False: of one model beside others, for which another object counts what callers were answered."""
+
+    def __init__(self, of_process: bool = True) -> None:
+        super().__init__(of_process)
         self.totals = RouterTotals(ttft=[0] * BUCKETS, itl=[0] * BUCKETS)  # what the planner wants to know
         self.streamed_tokens = 0  # output of all choices, as it comes
         self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
         self.recent = Recent()
-        self.logins = FailedLogins()
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
         self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
-        self._refusals: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
-        self._responses: Counter[tuple[str, str]] = Counter()
         self._expose()
         self.queue_wait_s = self._distribution("queue_wait", "An attempt's wait for workers", LATENCY_BUCKETS_S)
         self.ttft_s = self._distribution(
@@ -90,40 +115,28 @@ class RouterMetrics(ProcessMetrics):
             "request_duration", "Arrival to the end, of each request", LATENCY_BUCKETS_S
         )
 
-    def answered(self, api: str, code: str, error: Exception | None = None) -> None:
-        """`code`: the status that the caller has got; a caller who left gets none."""
-        self._responses[api, code] += 1
-        if reason := first_fit(error, REFUSALS):
-            self._refusals[reason] += 1
-
     def forget(self, worker: WorkerKey) -> None:
         """The worker is gone. A request that still streams from it makes it known again, with a handful of bytes."""
         self.flows.pop(worker, None)
-
-    def exposition(self) -> bytes:
-        """What a scrape gets, in Prometheus' text format."""
-        return generate_latest(self.registry)
 
     def _expose(self) -> None:
         def counter(name: str, what: str, read: Read, *labels: str) -> None:
             self.counter(f"baton_router_{name}", what, read, *labels)
 
-        def each(counts: Counter[str]) -> Read:
-            return lambda: [((label,), count) for label, count in counts.items()]
-
         ended = "Requests that have ended, of those that were not refused at once"
-        counter("requests", ended, each(self.requests), "outcome")
-        counter("refusals", "Requests that were refused, at once or later", each(self._refusals), "reason")
-        counter("placements", "Attempts, by where the prompt runs and why", each(self.placements), "reason")
-        counter("responses", "Answers to requests for text, by status", self._responses.items, "api", "code")
         counter("prompt_tokens", "Prompt tokens of ended requests", lambda: self.prompt_tokens)
         counter("cached_tokens", "Prompt tokens that no worker had to compute", lambda: self.cached_tokens)
         counter("output_tokens", "Output tokens of ended requests", lambda: self.output_tokens)
-        counter("failed_logins", "Calls that showed a wrong key", self.logins.counts.items, "api", "key")
+        counter("requests", ended, _each(self.requests), "outcome")
+        counter("placements", "Attempts, by where the prompt runs and why", _each(self.placements), "reason")
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Distribution:
         return self.distribution(f"baton_router_{name}_seconds", what, buckets)
+
+
+def _each(counts: Counter[str]) -> Read:
+    return lambda: [((label,), count) for label, count in counts.items()]
 
 
 def first_fit(error: BaseException | None, table: dict[type, str]) -> str:

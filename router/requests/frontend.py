@@ -1,8 +1,8 @@
-"""What the gRPC and the HTTP API need of the rest of the router."""
+"""What the gRPC and the HTTP API need of the rest of the router: of each model, and of all together."""
 
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.left_answers import Recall, nobody_recalls
 from runtime.blocks.block_hash import salted_seed
+from runtime.errors import InvalidRequestError, UnknownModelError
 from runtime.side_lane import SideLane
 
 
@@ -53,6 +54,8 @@ class GrammarCheck(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
+    """One model, or an adapter of one."""
+
     model: str  # the name that clients use
     created_s: int  # Unix time
     tokenizer: Tokenizer
@@ -74,7 +77,56 @@ class Frontend:
     lane: SideLane = field(default_factory=SideLane)
     recall: Recall = nobody_recalls  # tokens of answers that were left
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
+    aliases: Sequence[str] = ()  # other names that clients use
+
+
+    @property
+    def base(self) -> str:
+        """The model, whether or not this is an adapter of it."""
+        return self.model
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:
         """The seed of a request's block hashes."""
         return salted_seed(self.cache_salt, tenant if self.cache_per_tenant else "", cache_salt)
+
+
+class Models:
+    """The models of the service by name, and what their requests share. Nothing else chooses a model."""
+
+    def __init__(self, models: Sequence[Frontend]) -> None:
+        self.all = models
+        self._by_name = {name: model for model in models for name in (model.model, *model.aliases)}
+        shared = models[0]
+        self.bodies, self.lane = shared.bodies, shared.lane
+        self.max_body_bytes, self.request_timeout_s = shared.max_body_bytes, shared.request_timeout_s
+        self.unknown_fields, self.rate_limits = shared.unknown_fields, shared.rate_limits
+        self.answered = shared.answered
+
+    def of(self, name: str | None) -> Frontend:
+        """The model that a request names; one that is served alone need not be named. Raises UnknownModelError, and
+        InvalidRequestError when none of several is named."""
+        if not name and len(self.all) == 1:
+            return self.all[0]
+        if not name:
+            raise InvalidRequestError("model", f"is missing, and several are served: {', '.join(self.names)}")
+        if (model := self._by_name.get(name)) is not None:
+            return model
+        raise UnknownModelError(name, self.names)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._by_name]
+
+    @property
+    def listed(self) -> list[Frontend]:
+        """The models."""
+        return [*self.all]
+
+    def not_ready(self) -> str | None:
+        """Why no request can be served now; None: those for one model at least can."""
+        problems = [model.not_ready() for model in self.all]
+        if None in problems:
+            return None
+        if len(problems) == 1:
+            return problems[0]
+        return "; ".join(f"{model.model}: {problem}" for model, problem in zip(self.all, problems, strict=True))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -34,7 +35,7 @@ class Trace:
     operation: str  # a name of OpenTelemetry's conventions
     began_s: float  # time.monotonic(), at the same moment as the next
     began_ns: int  # Unix time
-    requests: list[RecentRequest] = field(default_factory=list)  # one per prompt
+    requests: list[tuple[str, RecentRequest]] = field(default_factory=list)  # one per prompt, with its model
     attributes: dict[str, Any] = field(default_factory=dict)  # of the call's end
     problem: str = ""
     ended_s: float = 0.0
@@ -45,14 +46,14 @@ class Trace:
 
 
 class Traces:
-    def __init__(self, router_id: str, model: str, recent: Recent) -> None:
-        """Raises ConfigError when the SDK is not installed or refuses the settings."""
+    def __init__(self, router_id: str, requests: Mapping[str, Recent]) -> None:
+        """`requests`: of each model. The SDK must be installed, see wants_traces."""
         self._sdk = Sdk(router_id)
-        self._model = model
         self._current: ContextVar[Trace | None] = ContextVar("trace", default=None)
         self._ended: queue.Queue[Trace | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
-        recent.on_request = self._begun
+        for model, recent in requests.items():
+            recent.on_request = partial(self._begun, model)
         self._thread = threading.Thread(target=self._make_spans, name="traces", daemon=True)
         self._thread.start()
 
@@ -90,9 +91,9 @@ class Traces:
             return
         self._thread.join(CLOSE_S)
 
-    def _begun(self, request: RecentRequest) -> None:
+    def _begun(self, model: str, request: RecentRequest) -> None:
         if (trace := self._current.get()) is not None:
-            trace.requests.append(request)
+            trace.requests.append((model, request))
 
     def _queue(self, trace: Trace) -> None:
         try:
@@ -105,8 +106,8 @@ class Traces:
     def _make_spans(self) -> None:
         while (trace := self._ended.get()) is not None:
             try:
-                facts = {"gen_ai.operation.name": trace.operation, "gen_ai.request.model": self._model}
-                for request in trace.requests:
+                for model, request in trace.requests:
+                    facts = {"gen_ai.operation.name": trace.operation, "gen_ai.request.model": model}
                     add_spans(self._sdk, trace.span.get_span_context(), request, facts, trace.nanoseconds)
                 trace.span.set_attributes(trace.attributes)
                 if trace.problem:

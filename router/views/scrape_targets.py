@@ -36,9 +36,14 @@ class Target(Struct, frozen=True):
 class ScrapeTargets:
     """Event loop only."""
 
-    def __init__(self, nats: NatsClient, directory: Directory, tls: Collection[str] = ()) -> None:
-        """`tls`: the components whose metrics are read by https."""
+    def __init__(
+        self, nats: NatsClient, directory: Directory, service: str, tls: Collection[str] = (), model: str = ""
+    ) -> None:
+        """`service`: its namespace. `tls`: the components whose metrics are read by https. `model`: whose workers these
+        are, where several are served."""
+        self._service = service
         self._tls = tls
+        self._model = {"model": model} if model else {}
         self._nats = nats
         self._directory = directory
         self._routers: dict[str, tuple[str, float]] = {}  # id -> address, time of its last report (monotonic)
@@ -61,7 +66,9 @@ class ScrapeTargets:
         return found + ([self._target(self._planner, "planner", "planner")] if self._planner else [])
 
     def _target(self, address: str, component: str, process: str) -> Target:
-        labels = {"namespace": self._nats.namespace, "component": component, "process": process}
+        labels = {"namespace": self._service, "component": component, "process": process}
+        if component == "worker":
+            labels |= self._model
         if component in self._tls:
             labels[SCHEME_LABEL] = "https"
         return Target([address], labels)

@@ -36,8 +36,13 @@ class WholeMetrics:
         return merged([self._labelled(), *(zlib.decompressobj().decompress(text, MAX_BYTES) for text in others)])
 
     def _labelled(self) -> bytes:
-        label = f'router="{self._router_id}"'.encode()
-        return _SAMPLE.sub(lambda found: b"%b{%b%b" % (found[1], label, b"," if found[2] else b"}"), self._own())
+        return labelled(self._own(), "router", self._router_id)
+
+
+def labelled(text: bytes, name: str, value: str) -> bytes:
+    """Gives each line a label."""
+    label = f'{name}="{value}"'.encode()
+    return _SAMPLE.sub(lambda found: b"%b{%b%b" % (found[1], label, b"," if found[2] else b"}"), text)
 
 
 def merged(texts: Iterable[bytes]) -> bytes:

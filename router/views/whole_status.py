@@ -1,6 +1,6 @@
-"""What `baton status` shows of all routers together: each one's status, merged into one."""
+"""What `baton status` shows of all routers together, and of all models: each one's status, merged into one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -54,6 +54,25 @@ def merged(views: Sequence[pb.StatusResponse]) -> pb.StatusResponse:
     whole.routers.extend(sorted(view.router_id for view in views))
     for worker_id in sorted({worker.worker_id for view in views for worker in view.workers}):
         whole.workers.append(_worker(worker_id, views))
+    return whole
+
+
+def of_models(views: Mapping[str, pb.StatusResponse]) -> pb.StatusResponse:
+    """One status of what one router says of each model."""
+    first, *others = views.values()
+    if not others:
+        return first
+    whole = pb.StatusResponse()
+    whole.CopyFrom(first)
+    del whole.workers[:], whole.routers[:]
+    for view in others:
+        _add(whole.queue, view.queue, QUEUE)
+        _add(whole.totals, view.totals, [name for name in view.totals.DESCRIPTOR.fields_by_name if name != "clock_s"])
+        whole.queue.oldest_age_s = max(whole.queue.oldest_age_s, view.queue.oldest_age_s)
+    whole.routers.extend(sorted({router for view in views.values() for router in view.routers}))
+    for model, view in views.items():
+        for worker in view.workers:
+            whole.workers.add(model=model).MergeFrom(worker)
     return whole
 
 

@@ -12,7 +12,6 @@ from runtime.config.serving import ServingConfig, parse_config
 
 GENERATION_CONFIGS = ("auto", "none")  # what is no folder
 PATH_KEYS = {
-    "engine.disk_kv": ("folder",),
     "nats": ("store_dir", "credentials_file"),
     "planner": ("journal",),
     "workers": ("python",),
@@ -31,12 +30,16 @@ def absolute(data: Mapping[str, Any]) -> dict[str, Any]:
     for name, keys in PATH_KEYS.items():
         section = functools.reduce(lambda part, key: part.get(key) or {}, name.split("."), result)
         section |= {key: _absolute(section[key]) for key in keys if section.get(key) is not None}
-    for worker in result.get("external_workers", ()):
+    models = [result, *result.get("models", ())]
+    for worker in (worker for one in models for worker in one.get("external_workers", ())):
         worker |= {key: _absolute(worker[key]) for key in ("api_key_file", "ca_file") if worker.get(key) is not None}
     if folders := result.get("workers", {}).get("weights_folders"):
         result["workers"]["weights_folders"] = [_absolute(folder) for folder in folders]
-    if (model := result.get("model")) is not None and Path(model).expanduser().exists():
-        result["model"] = _absolute(model)
+    for one in models:
+        if (model := one.get("model")) is not None and Path(model).expanduser().exists():
+            one["model"] = _absolute(model)
+        if folder := ((one.get("engine") or {}).get("disk_kv") or {}).get("folder"):
+            one["engine"]["disk_kv"]["folder"] = _absolute(folder)
     generation_config = result.get("router", {}).get("generation_config", GENERATION_CONFIGS[0])
     if generation_config not in GENERATION_CONFIGS:
         result["router"]["generation_config"] = _absolute(generation_config)

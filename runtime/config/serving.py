@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from baton_proto.planner import PREFILL, ROLES, Role
 from runtime.config.external import ExternalWorkerConfig, check_names
 from runtime.config.left import told_of
+from runtime.config.model_entry import ModelConfig, ModelName, check_models
 from runtime.config.planner import PlannerConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
@@ -25,11 +26,13 @@ from runtime.config.types import (
     Namespace,
     Port,
     Positive,
+    ReasoningParser,
     Seconds,
     Share,
     Size,
     Text,
     Threads,
+    ToolParser,
     Weight,
 )
 from runtime.config.workers import WorkerEngine, WorkersConfig
@@ -43,12 +46,6 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Beside prefill workers so many tokens of a prompt at most are computed where its answer is. 0: all prompts are
     # shipped.
     local_prefill_tokens: Count = 2**31 - 1
-
-
-ToolParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
-]
-ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 
 
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -250,6 +247,17 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # The name that clients ask for. null: `smollm2`, the name on the Hub, or that of the folder or file.
     served_model_name: Text | None = None
 
+    # Several models behind one address, instead of `model`: clients name one of them.
+    #   - name: qwen                         # that clients ask for
+    #     model: Qwen/Qwen3-0.6B             # as above
+    #     aliases: [gpt-4o-mini]             # further names
+    #     prefill: 0                         # workers, as in the section `workers`; where it is left out, as there
+    #     decode: 2
+    #     engine: {max_model_len: 8192}      # what is another one than in the section `engine`
+    #     tool_parser: hermes                # as in the section `router`, and reasoning_parser likewise
+    #     weight: 1                          # its share of router.queue_limit, beside the others' weights
+    models: tuple[ModelConfig, ...] = ()
+
     # Separates services that share one NATS server. Lower-case letters, digits, - and _.
     namespace: Namespace = "default"
 
@@ -309,6 +317,19 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         check_names(self.external_workers)
+        if self.models:
+            self._check_models()
+
+    def _check_models(self) -> None:
+        """Raises ValueError for what several models have not."""
+        check_models(self.models, self.namespace)
+        if self.model != "smollm2" or self.served_model_name is not None:
+            raise ValueError("model: models are given, too: name it in one of them, and leave this one out")
+        for key in ("external_workers",):
+            if getattr(self, key):
+                raise ValueError(f"{key}: models are given: name each in its model's {key}")
+        if self.planner.enabled:
+            raise ValueError("planner.enabled: the planner plans for one model: set it to false, or serve one model")
 
     def external_worker(self, worker_id: str) -> ExternalWorkerConfig | None:
         """Returns None when we start the worker's engine."""
@@ -395,9 +416,9 @@ def _refuse_unknown_keys(data: Any, schema: type[Struct], where: str, path: tupl
         sections = [kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, Struct)]
         if sections and get_origin(inner) is not tuple:
             _refuse_unknown_keys(value, sections[0], where, (*path, str(key)))
-        elif inner == tuple[ExternalWorkerConfig, ...] and isinstance(value, list):
+        elif sections and isinstance(value, list):
             for number, item in enumerate(value):
-                _refuse_unknown_keys(item, ExternalWorkerConfig, where, (*path, f"{key}[{number}]"))
+                _refuse_unknown_keys(item, sections[0], where, (*path, f"{key}[{number}]"))
         elif get_origin(inner) is dict and isinstance(value, dict):
             for name in value:
                 if not isinstance(name, str):

@@ -18,6 +18,10 @@ Milliseconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS * 1000)]
 Weight = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
 Threads = Annotated[int, Meta(ge=0, le=1024)]
+ToolParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 BlockSize = Annotated[Literal[16, 32, 64, 128], Meta(description="auto, 16, 32, 64 or 128")]
 AutoPositive = Annotated[int, Meta(ge=1, le=MAX_INT, description="auto, or a whole number of at least 1")]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,4096}\Z", description="one line of text")]

@@ -6,10 +6,11 @@ JetStream publish or a request fails at once. Code that needs more keeps its own
 
 import asyncio
 import contextlib
+import copy
 import ssl
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import structlog
 
@@ -91,6 +92,14 @@ class NatsClient:
         self._requests: set[asyncio.Future[Any]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
+
+    def within(self, namespace: str) -> Self:
+        """This connection for another namespace. Who has connected closes it, and counts its disconnects."""
+        if namespace == self.namespace:
+            return self
+        other = copy.copy(self)
+        other.namespace = namespace
+        return other
 
     @property
     def connected(self) -> bool:

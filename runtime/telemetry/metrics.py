@@ -76,14 +76,17 @@ class Distribution(Collector):
 class ProcessMetrics:
     """The registry of one process, with the metrics of the process itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_process: bool = True) -> None:
+        """`of_process` False: another registry has the metrics of the process itself."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self._server: MetricsServer | None = None
+        if not of_process:
+            return
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         build = Info("baton_build", "What runs here", registry=self.registry)
         build.info({"version": code_version(), "python": platform.python_version()})
-        self._server: MetricsServer | None = None
 
     def gauge(self, name: str, what: str, read: Read, *labels: str) -> None:
         """`read` is called at each scrape."""

@@ -1,7 +1,7 @@
 """Starts the processes of a service as children of this process."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
 from runtime.address import format_address
+from runtime.config.models import models_of
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
@@ -37,15 +38,14 @@ class LocalLauncher:
     on_ray = False
 
     def __init__(self, config: ServingConfig, log_dir: Path | None = None) -> None:
-        prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.count("prefill")
-        ranks = prefill + [config.engine.tensor_parallel] * config.workers.count("decode")
+        ranks = [size for model in models_of(config) for size in _ranks(model)]
         self.machines = this_machine()
         if log_dir is not None:
             make_log_folder(log_dir)
         self._log_dir = log_dir
         self._short: ShortLogs | None = None
         self._shown: ShownLogs | None = None
-        self._places = GpuPlaces(visible_gpus() if config.engine.device != "cpu" else [], ranks)
+        self._places = GpuPlaces(visible_gpus() if _may_use_gpus(config) else [], ranks)
         self._taken: dict[Process, dict[str, str]] = {}
         self._threads = max(1, self.machines.cores // max(1, sum(ranks)))
 
@@ -108,6 +108,16 @@ class LocalLauncher:
         return msgspec.structs.replace(
             config, engine=msgspec.structs.replace(config.engine, threads=threads, gpu_share=share)
         )
+
+
+def _ranks(config: ServingConfig) -> Sequence[int]:
+    """Of each worker, in the order of their start."""
+    prefill = [for_prefill_worker(config).engine.tensor_parallel] * config.workers.count("prefill")
+    return prefill + [config.engine.tensor_parallel] * config.workers.count("decode")
+
+
+def _may_use_gpus(config: ServingConfig) -> bool:
+    return any(model.engine.device != "cpu" for model in models_of(config))
 
 
 def this_machine() -> Machines:

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from baton.service.wanted.machine_defaults import described, suited
 from runtime.checkpoint.model_files import ModelFiles, pinned
 from runtime.checkpoint.served_model import is_mock, served_model
 from runtime.checkpoint.slow_tokenizer import FAST
+from runtime.config.models import models_of
 from runtime.config.overrides import merged, with_overrides
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
@@ -43,6 +44,24 @@ class Wanted(Struct, frozen=True):
     def chosen(self, machines: Machines) -> dict[str, Any]:
         """What the workers' engines take, chosen or configured. Empty for the mock engine."""
         return {} if is_mock(self.config) else described(self.config, self.files, gpu=uses_gpus(self.config, machines))
+
+
+def wanted_models(config: ServingConfig, given: dict[str, Any], *, progress: bool = False) -> list[Wanted]:
+    """Each model as if it were served alone. Raises ConfigError, ModelError."""
+    changes = [{"engine": model.engine} for model in config.models] or [{}]
+    each = zip(models_of(config), changes, strict=True)
+    return [wanted(one, laid_over(given, changed), progress=progress) for one, changed in each]
+
+
+def together(config: ServingConfig, services: Sequence[Wanted]) -> ServingConfig:
+    """One configuration of all that `wanted_models` has made of it."""
+    if not config.models:
+        return services[0].config
+    models = [
+        msgspec.structs.replace(model, model=one.config.model, engine=msgspec.to_builtins(one.config.engine))
+        for model, one in zip(config.models, services, strict=True)
+    ]
+    return msgspec.structs.replace(config, models=tuple(models))
 
 
 def wanted(config: ServingConfig, given: dict[str, Any], *, progress: bool = False) -> Wanted:

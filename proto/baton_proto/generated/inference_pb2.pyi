@@ -442,18 +442,22 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "max_model_len", "created_s")
+    __slots__ = ("id", "max_model_len", "created_s", "aliases")
     ID_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     id: str
     max_model_len: int
     created_s: int
-    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created_s: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., max_model_len: _Optional[int] = ..., created_s: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("router_id", "workers", "queue", "totals", "routers")
@@ -498,7 +502,7 @@ class Totals(_message.Message):
     def __init__(self, clock_s: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., event_batches: _Optional[int] = ..., events_refused: _Optional[int] = ..., events_malformed: _Optional[int] = ..., event_gaps: _Optional[int] = ..., snapshots: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., tree_runs: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total", "disk_blocks_used", "disk_blocks_total", "engine", "used")
+    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total", "disk_blocks_used", "disk_blocks_total", "engine", "used", "model")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -525,6 +529,7 @@ class WorkerStatus(_message.Message):
     DISK_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     state: str
@@ -551,7 +556,8 @@ class WorkerStatus(_message.Message):
     disk_blocks_total: int
     engine: str
     used: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., disk_blocks_used: _Optional[int] = ..., disk_blocks_total: _Optional[int] = ..., engine: _Optional[str] = ..., used: _Optional[bool] = ...) -> None: ...
+    model: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., disk_blocks_used: _Optional[int] = ..., disk_blocks_total: _Optional[int] = ..., engine: _Optional[str] = ..., used: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("worker_id", "level", "timeout_s")
@@ -586,14 +592,16 @@ class SleepResponse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., asleep: _Optional[_Iterable[str]] = ..., freed_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
-    __slots__ = ("model", "worker_id", "timeout_s")
+    __slots__ = ("model", "worker_id", "timeout_s", "served_model")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SERVED_MODEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     worker_id: str
     timeout_s: float
-    def __init__(self, model: _Optional[str] = ..., worker_id: _Optional[str] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    served_model: str
+    def __init__(self, model: _Optional[str] = ..., worker_id: _Optional[str] = ..., timeout_s: _Optional[float] = ..., served_model: _Optional[str] = ...) -> None: ...
 
 class UpdateWeightsResponse(_message.Message):
     __slots__ = ("workers",)
@@ -628,16 +636,18 @@ class QueueStatus(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., capacity: _Optional[int] = ..., oldest_age_s: _Optional[float] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
-    __slots__ = ("max_depth", "max_children", "max_runs", "max_hottest")
+    __slots__ = ("max_depth", "max_children", "max_runs", "max_hottest", "model")
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_CHILDREN_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNS_FIELD_NUMBER: _ClassVar[int]
     MAX_HOTTEST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     max_depth: int
     max_children: int
     max_runs: int
     max_hottest: int
-    def __init__(self, max_depth: _Optional[int] = ..., max_children: _Optional[int] = ..., max_runs: _Optional[int] = ..., max_hottest: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, max_depth: _Optional[int] = ..., max_children: _Optional[int] = ..., max_runs: _Optional[int] = ..., max_hottest: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TreeChunk(_message.Message):
     __slots__ = ("summary", "runs")
@@ -714,12 +724,14 @@ class HotPrefix(_message.Message):
     def __init__(self, last_hash: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[TreeOwner, _Mapping]]] = ...) -> None: ...
 
 class DiffRequest(_message.Message):
-    __slots__ = ("worker_ids", "max_blocks")
+    __slots__ = ("worker_ids", "max_blocks", "model")
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     max_blocks: int
-    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., max_blocks: _Optional[int] = ...) -> None: ...
+    model: str
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., max_blocks: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class WorkerDiff(_message.Message):
     __slots__ = ("worker_id", "incarnation", "verdict", "event_id", "tree_event_id", "worker_blocks", "tree_blocks", "missing", "extra", "changed", "missing_hashes", "extra_hashes", "changed_hashes", "attempts", "note", "moved", "moved_hashes")
@@ -760,20 +772,22 @@ class WorkerDiff(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., verdict: _Optional[_Union[DiffVerdict, str]] = ..., event_id: _Optional[int] = ..., tree_event_id: _Optional[int] = ..., worker_blocks: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., missing: _Optional[int] = ..., extra: _Optional[int] = ..., changed: _Optional[int] = ..., missing_hashes: _Optional[_Iterable[int]] = ..., extra_hashes: _Optional[_Iterable[int]] = ..., changed_hashes: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ..., note: _Optional[str] = ..., moved: _Optional[int] = ..., moved_hashes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("request_id", "text", "chat", "tokens", "cache_salt", "tenant")
+    __slots__ = ("request_id", "text", "chat", "tokens", "cache_salt", "tenant", "model")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     chat: ChatMessages
     tokens: TokenIds
     cache_salt: str
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    model: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
     __slots__ = ("decisions", "rules", "other_requests", "hops")

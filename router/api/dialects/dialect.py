@@ -10,6 +10,7 @@ from router.api.http.errors import ErrorBody
 from router.api.resuming.progress import GoOn
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Call, Prompt
+from router.requests.frontend import Frontend
 from router.requests.request import Finished, GenerateRequest, Piece
 
 
@@ -86,8 +87,15 @@ class Dialect(Protocol):
         ...
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
-    ) -> Answer: ...
+        self,
+        frontend: Frontend,
+        asked: Asked,
+        options: Options,
+        request_id: str,
+        requests: Sequence[GenerateRequest],
+    ) -> Answer:
+        """`frontend`: the model that was asked for."""
+        ...
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         """The body of a refusal."""

@@ -28,7 +28,7 @@ from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Call, Prompt, make_request_id, seconds_of, validate
 from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from router.requests.request import Finished, GenerateRequest, Piece
 from runtime.errors import InvalidRequestError
 from runtime.security.callers import ANYONE
@@ -51,8 +51,8 @@ log = structlog.get_logger()
 class GenerationEndpoint:
     """An ASGI application, because it watches the connection while it generates."""
 
-    def __init__(self, frontend: Frontend, dialect: Dialect) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models, dialect: Dialect) -> None:
+        self._models = models
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,19 +62,19 @@ class GenerationEndpoint:
             last = _last_event(http)
             wanted_id = http.headers.get(REQUEST_ID_HEADER) if last is None else last.origin.request_id
             shown_id, work_id = make_request_id(wanted_id)
-            admit(self._frontend, http)
+            admit(self._models, http)
             tenant = enter_tenant(http)
-            with self._frontend.bodies.hold(tenant) as held:
-                data = await received_body(http, self._frontend.max_body_bytes, held)
+            with self._models.bodies.hold(tenant) as held:
+                data = await received_body(http, self._models.max_body_bytes, held)
                 answered = self._answer(http, send, data, held, shown_id, work_id, tenant, last)
                 del data  # it is decoded, and gone
                 await until_disconnect(receive, answered)
-            self._frontend.answered("http", "200", None)
+            self._models.answered("http", "200", None)
         except ClientDisconnect:
             log.debug("client disconnected", request_id=work_id)
         except Exception as error:
             response = error_response(error, shown_id, self._dialect.error)
-            self._frontend.answered("http", str(response.status_code), error)
+            self._models.answered("http", str(response.status_code), error)
             await response(scope, receive, send)
 
     async def _answer(
@@ -99,15 +99,16 @@ class GenerationEndpoint:
             if not asked.stream:
                 raise InvalidRequestError(LAST_EVENT_HEADER, "needs stream to be true")
             call, options = last.asked_again(call, options, checksum)
-        requests = await self._validate(call, options, prompts)
+        frontend = self._models.of(call.model)
+        requests = await self._validate(frontend, call, options, prompts)
         if last is not None:
-            requests = await last.begin_recalled(last.cut(requests), self._frontend.recall)
+            requests = await last.begin_recalled(last.cut(requests), frontend.recall)
             log.info("stream goes on", request_id=work_id, behind_event=last.number)
-        answer = self._dialect.answer(asked, options, shown_id, requests)
+        answer = self._dialect.answer(frontend, asked, options, shown_id, requests)
         streamed = asked.stream
         del asked, prompts  # from here on their tokens are enough
         held.become(0)
-        items = generate_all(self._frontend.generator, requests)
+        items = generate_all(frontend.generator, requests)
         if streamed:
             origin = Origin.of(shown_id, call.draw, checksum, requests) if last is None else last.origin
             named = self._dialect.named_events
@@ -120,7 +121,7 @@ class GenerationEndpoint:
 
     async def _read(self, data: bytes, tenant: str, timeout_s: float | None) -> _Read:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        return await read_soon(self._frontend.lane, deadline_s, self._weighed, data, tenant)
+        return await read_soon(self._models.lane, deadline_s, self._weighed, data, tenant)
 
     def _weighed(self, data: bytes, tenant: str) -> _Read:
         asked, options, prompts = self._dialect.read(data, tenant)
@@ -138,16 +139,18 @@ class GenerationEndpoint:
             first_token_s=seconds_of(FIRST_TOKEN_HEADER, http.headers.get(FIRST_TOKEN_HEADER), per_s=1000),
         )
 
-    async def _validate(self, call: Call, options: Options, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
+    async def _validate(
+        self, frontend: Frontend, call: Call, options: Options, prompts: Sequence[Prompt]
+    ) -> list[GenerateRequest]:
         """Returns one request per prompt."""
         if len(prompts) == 1:
-            requests = [await validate(self._frontend, call, prompts[0], options)]
+            requests = [await validate(frontend, call, prompts[0], options)]
         else:
             requests = []
             for i, prompt in enumerate(prompts):
                 named = {"request_id": f"{call.request_id}-{i}", "prompt_field": f"{call.prompt_field}[{i}]"}
                 one = msgspec.structs.replace(call, draw=call.draw.of_prompt(i), **named)
-                requests.append(await validate(self._frontend, one, prompt, options))
+                requests.append(await validate(frontend, one, prompt, options))
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call
         check_call(options.name_of("prompt_logprobs"), requests)
         return requests

@@ -12,7 +12,7 @@ from router.api.http.disconnect import NOBODY, until_disconnect
 from router.api.http.errors import ErrorForm, error_response, openai_form
 from router.api.http.key_guard import CALLER
 from router.api.wishes.validation import make_request_id, tenant_of
-from router.requests.frontend import Frontend
+from router.requests.frontend import Models
 from runtime.security.callers import ANYONE
 from runtime.side_lane import TENANT
 
@@ -22,13 +22,13 @@ Reply = Callable[[bytes, str, float], Coroutine[Any, Any, Response]]
 """(body, tenant, deadline by time.monotonic()) -> the answer. Raises BatonError."""
 
 
-async def answer_plain(frontend: Frontend, http: Request, reply: Reply, form: ErrorForm = openai_form) -> Response:
+async def answer_plain(models: Models, http: Request, reply: Reply, form: ErrorForm = openai_form) -> Response:
     try:
-        admit(frontend, http)
+        admit(models, http)
         tenant = enter_tenant(http)
-        with frontend.bodies.hold(tenant) as held:
-            data = await received_body(http, frontend.max_body_bytes, held)
-            deadline_s = time.monotonic() + frontend.request_timeout_s
+        with models.bodies.hold(tenant) as held:
+            data = await received_body(http, models.max_body_bytes, held)
+            deadline_s = time.monotonic() + models.request_timeout_s
             return await until_disconnect(http.receive, reply(data, tenant, deadline_s))
     except ClientDisconnect:
         return NOBODY
@@ -36,9 +36,9 @@ async def answer_plain(frontend: Frontend, http: Request, reply: Reply, form: Er
         return error_response(error, make_request_id(None)[0], form)
 
 
-def admit(frontend: Frontend, http: Request) -> None:
+def admit(models: Models, http: Request) -> None:
     """Raises OverloadedError when the caller's rate limit is reached."""
-    frontend.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
+    models.rate_limits.account(http.scope.get(CALLER, ANYONE)).admit()
 
 
 def enter_tenant(http: Request) -> str:

@@ -11,24 +11,24 @@ from router.api.dialects.plain_request import answer_plain
 from router.api.http.errors import ErrorForm
 from router.api.http.json_response import json_response
 from router.api.wishes.tool_use import check_tools
-from router.api.wishes.validation import Chat, check_model, tokenize
-from router.requests.frontend import Frontend
+from router.api.wishes.validation import Chat, tokenize
+from router.requests.frontend import Models
 
 Read = Callable[[bytes, str], tuple[str | None, Chat]]
 """(body, tenant) -> (model, chat), on any thread. Raises InvalidRequestError."""
 
 
 async def count_tokens(
-    frontend: Frontend, http: Request, field: str, read: Read, answer: Callable[[int], Struct], form: ErrorForm
+    models: Models, http: Request, field: str, read: Read, answer: Callable[[int], Struct], form: ErrorForm
 ) -> Response:
     """`field`: the body's name of the prompt; `answer`: makes an answer of the number."""
 
     async def reply(data: bytes, tenant: str, deadline_s: float) -> Response:
-        model, chat = await read_soon(frontend.lane, deadline_s, read, data, tenant)
-        check_model(frontend, model)
+        model, chat = await read_soon(models.lane, deadline_s, read, data, tenant)
+        frontend = models.of(model)
         if chat.tools is not None:
             check_tools(chat.tools, frontend.families)
         tokens = await tokenize(frontend, chat, field, deadline_s)
         return json_response(answer(len(tokens)))
 
-    return await answer_plain(frontend, http, reply, form)
+    return await answer_plain(models, http, reply, form)

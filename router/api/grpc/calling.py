@@ -12,7 +12,7 @@ import structlog
 
 from router.api.grpc.errors import Status, spare, status_of
 from router.api.wishes.validation import Call, make_request_id, seconds_of, tenant_of
-from router.requests.frontend import Frontend
+from router.requests.frontend import Models
 from runtime.errors import RouterLeavesError
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.callers import ANYONE, Caller
@@ -40,8 +40,8 @@ class Outcome:
 
 
 class Calls:
-    def __init__(self, frontend: Frontend, keys: BearerKeys | None) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models, keys: BearerKeys | None) -> None:
+        self._models = models
         self._keys = keys
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -78,15 +78,15 @@ class Calls:
                 told = (*status.trailing_metadata, (REQUEST_ID_METADATA, outcome.shown_id))
                 status = replace(status, trailing_metadata=told)
             outcome.status = status
-            self._frontend.answered("grpc", outcome.status.code.name, error)
+            self._models.answered("grpc", outcome.status.code.name, error)
         else:
-            self._frontend.answered("grpc", grpc.StatusCode.OK.name, None)
+            self._models.answered("grpc", grpc.StatusCode.OK.name, None)
 
     def admit(self, context: Any, work_id: str, **fields: Any) -> Call:
         """`fields`: of Call. Raises InvalidRequestError, and OverloadedError when the caller's rate limit is
         reached."""
         caller = self._caller(context)
-        self._frontend.rate_limits.account(caller).admit()
+        self._models.rate_limits.account(caller).admit()
         tenant = self.enter_tenant(context)
         first_token_s = seconds_of(FIRST_TOKEN_METADATA, metadata(context, FIRST_TOKEN_METADATA), per_s=1000)
         return Call(request_id=work_id, caller=caller, tenant=tenant, first_token_s=first_token_s, **fields)

@@ -26,7 +26,7 @@ from router.api.resuming.progress import Progress
 from router.api.wishes.cache_hints import cache_hint, openai_keeps_s
 from router.api.wishes.prompt_logprobs import check_call
 from router.api.wishes.validation import IN_PLACE_BYTES, validate
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from router.requests.request import Finished, GenerateRequest
 
 RESUME_FROM: Final = "resume_from"
@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    def __init__(self, frontend: Frontend, calls: Calls) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models, calls: Calls) -> None:
+        self._models = models
         self._calls = calls
 
     async def Generate(  # noqa: N802 (gRPC's name)
@@ -81,57 +81,66 @@ class InferenceService(pb_grpc.InferenceServicer):
             del request
             if last is not None:
                 call, options = last.asked_again(call, options, checksum)
-            wanted = await validate(self._frontend, call, prompt, options)
+            frontend = self._models.of(call.model)
+            wanted = await validate(frontend, call, prompt, options)
             del prompt
             check_call("prompt_logprobs", [wanted])
             if last is not None:
                 (wanted,) = last.cut([wanted])
                 if so_far:
-                    wanted = last.begin(wanted, so_far, TOKENS_SO_FAR, self._frontend.tokenizer.vocab_size)
+                    wanted = last.begin(wanted, so_far, TOKENS_SO_FAR, frontend.tokenizer.vocab_size)
                 else:
-                    (wanted,) = await last.begin_recalled([wanted], self._frontend.recall)
+                    (wanted,) = await last.begin_recalled([wanted], frontend.recall)
                 log.info("stream goes on", request_id=outcome.work_id, behind_event=last.number)
             origin = Origin.of(shown_id, call.draw, checksum, [wanted]) if last is None else last.origin
             progress = Progress(origin, last)
             await context.send_initial_metadata(((REQUEST_ID_METADATA, shown_id),))
-            started = pb.Started(model=self._frontend.model, prompt_tokens=len(wanted.prompt))
+            started = pb.Started(model=frontend.model, prompt_tokens=len(wanted.prompt))
             bookmark = resume_from or progress.last_bookmark()
             await context.write(pb.GenerateResponse(request_id=shown_id, bookmark=bookmark, started=started))
             # The generator ends by itself at the deadline, except while it waits for a client that does not read.
             async with asyncio.timeout_at(wanted.deadline_s + STALL_GRACE_S):
-                await self._stream(wanted, progress, shown_id, context)
+                await _stream(frontend, wanted, progress, shown_id, context)
         return outcome.status
 
     async def _aside(self, work: Callable[[pb.GenerateRequest], T], request: pb.GenerateRequest, context: Context) -> T:
         """Raises what the work and the side lane raise."""
         left_s = context.time_remaining()
         deadline_s = None if left_s is None else time.monotonic() + left_s
-        return await self._frontend.lane.run(deadline_s, work, request)
-
-    async def _stream(self, wanted: GenerateRequest, progress: Progress, shown_id: str, context: Context) -> None:
-        reasoning_tokens, tokenizer = 0, self._frontend.tokenizer
-        async with aclosing(self._frontend.generator.generate(wanted)) as pieces:
-            async for item in pieces:
-                if isinstance(item, Finished):
-                    finished = finished_message(item, reasoning_tokens)
-                    await context.write(pb.GenerateResponse(request_id=shown_id, finished=finished))
-                elif (piece := progress.take(item)) is not None:
-                    reasoning_tokens += piece.reasoning_tokens
-                    for part in prompt_messages(piece, wanted.prompt, tokenizer):
-                        if (bookmark := progress.next_bookmark()) is not None:
-                            event = pb.GenerateResponse(request_id=shown_id, bookmark=bookmark, prompt_logprobs=part)
-                            await context.write(event)
-                        await asyncio.sleep(0)
-                    if (bookmark := progress.next_bookmark()) is not None:
-                        await context.write(piece_response(shown_id, bookmark, piece, tokenizer))
+        return await self._models.lane.run(deadline_s, work, request)
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        limits = self._frontend.generator.limits()
-        model = pb.Model(id=self._frontend.model, max_model_len=limits.longest, created_s=self._frontend.created_s)
-        return pb.ListModelsResponse(models=[model])
+        return pb.ListModelsResponse(models=map(_model, self._models.listed))
 
 
 def _checksum(request: pb.GenerateRequest) -> int:
     return crc32(request.SerializeToString(deterministic=True))
+
+
+async def _stream(
+    frontend: Frontend, wanted: GenerateRequest, progress: Progress, shown_id: str, context: Context
+) -> None:
+    reasoning_tokens, tokenizer = 0, frontend.tokenizer
+    async with aclosing(frontend.generator.generate(wanted)) as pieces:
+        async for item in pieces:
+            if isinstance(item, Finished):
+                finished = finished_message(item, reasoning_tokens)
+                await context.write(pb.GenerateResponse(request_id=shown_id, finished=finished))
+            elif (piece := progress.take(item)) is not None:
+                reasoning_tokens += piece.reasoning_tokens
+                for part in prompt_messages(piece, wanted.prompt, tokenizer):
+                    if (bookmark := progress.next_bookmark()) is not None:
+                        event = pb.GenerateResponse(request_id=shown_id, bookmark=bookmark, prompt_logprobs=part)
+                        await context.write(event)
+                    await asyncio.sleep(0)
+                if (bookmark := progress.next_bookmark()) is not None:
+                    await context.write(piece_response(shown_id, bookmark, piece, tokenizer))
+
+
+def _model(frontend: Frontend) -> pb.Model:
+    limits = frontend.generator.limits()
+    return pb.Model(
+        id=frontend.model, max_model_len=limits.longest, created_s=frontend.created_s, aliases=frontend.aliases
+    )

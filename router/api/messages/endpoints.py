@@ -16,7 +16,7 @@ from router.api.messages.fields import CountBody, MessagesBody
 from router.api.messages.output import Message, MessageUsage, TokenCount
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Chat, Prompt
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from router.requests.request import GenerateRequest
 
 DESCRIBED = {
@@ -28,9 +28,9 @@ DESCRIBED = {
 class MessagesDialect:
     named_events = True
 
-    def __init__(self, frontend: Frontend, _: object) -> None:
-        self._frontend = frontend
-        strict = frontend.unknown_fields == "refuse"
+    def __init__(self, models: Models, _: object) -> None:
+        self._models = models
+        strict = models.unknown_fields == "refuse"
         self._body = MessagesBody if strict else tolerant(MessagesBody)
         self._count_body = CountBody if strict else tolerant(CountBody)
 
@@ -40,18 +40,23 @@ class MessagesDialect:
         return body.asked("messages"), body.options(), [body.chat()]
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
+        self,
+        frontend: Frontend,
+        asked: Asked,
+        options: Options,
+        request_id: str,
+        requests: Sequence[GenerateRequest],
     ) -> MessageAnswer:
         room = requests[0].sampling[0].max_tokens
         usage = MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0)
-        message = Message(id=f"msg_{request_id}", model=self._frontend.model, usage=usage)
+        message = Message(id=f"msg_{request_id}", model=frontend.model, usage=usage)
         return MessageAnswer(message, request_id, None if room == options.given["max_tokens"] else room)
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return error_answer(status, error, request_id)
 
     async def count(self, http: Request) -> Response:
-        return await count_tokens(self._frontend, http, "messages", self._counted, TokenCount, error_answer)
+        return await count_tokens(self._models, http, "messages", self._counted, TokenCount, error_answer)
 
     def _counted(self, data: bytes, tenant: str) -> tuple[str | None, Chat]:
         body = decode_body(data, self._count_body)

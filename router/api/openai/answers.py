@@ -111,9 +111,8 @@ class OpenAIDialect:
 
     named_events = False
 
-    def __init__(self, frontend: Frontend, body: type[GenerationBody], answer: Make, prefix: str) -> None:
+    def __init__(self, body: type[GenerationBody], answer: Make, prefix: str) -> None:
         """`prefix`: of the answer's id."""
-        self._frontend = frontend
         self._body = body
         self._answer = answer
         self._prefix = prefix
@@ -128,29 +127,37 @@ class OpenAIDialect:
         kept = Kept(body.truncate_prompt_tokens, body.truncation_side)
         return body.asked(body.prompt_field, form, body.add_special_tokens is not False, kept), options, prompts
 
-    def answer(self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]) -> Answer:
+    def answer(
+        self,
+        frontend: Frontend,
+        asked: Asked,
+        options: Options,
+        request_id: str,
+        requests: Sequence[GenerateRequest],
+    ) -> Answer:
         created_s = requests[0].draw.created_s
-        heading = Heading(f"{self._prefix}-{request_id}", self._frontend.model, created_s)
+        heading = Heading(f"{self._prefix}-{request_id}", frontend.model, created_s)
         form: _Form = asked.form
         num_choices = sum(len(request.sampling) for request in requests)
         prompts = [request.prompt.tolist() for request in requests] if form.token_ids else []
-        shown = [] if form.wish is NO_WISH else self._shown(form, requests)
+        shown = [] if form.wish is NO_WISH else _shown(frontend.tokenizer, form, requests)
         lengths = [len(request.prompt) for request in requests] if form.running_usage else []
         wanted = Wanted(
             num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown, form.told
         )
-        return self._answer(heading, self._frontend.tokenizer, wanted)
-
-    def _shown(self, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
-        """The prompts to show, one per choice."""
-        return [
-            ShownPrompt(self._frontend.tokenizer, request.prompt, text, form.wish, form.told.as_ids)
-            for request, text in zip(requests, form.texts, strict=True)
-            for _ in request.sampling
-        ]
+        return self._answer(heading, frontend.tokenizer, wanted)
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         return openai_form(status, error, request_id)
+
+
+def _shown(tokenizer: Tokenizer, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:
+    """The prompts to show, one per choice."""
+    return [
+        ShownPrompt(tokenizer, request.prompt, text, form.wish, form.told.as_ids)
+        for request, text in zip(requests, form.texts, strict=True)
+        for _ in request.sampling
+    ]
 
 
 def _begun(prompts: Sequence[Prompt]) -> str:

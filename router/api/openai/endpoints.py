@@ -5,7 +5,7 @@ from router.api.openai.answers import OpenAIDialect
 from router.api.openai.chat import ChatAnswer, ChatCompletion
 from router.api.openai.completions import Completion, CompletionAnswer
 from router.api.openai.types import ChatBody, CompletionBody
-from router.requests.frontend import Frontend
+from router.requests.frontend import Models
 
 DESCRIBED = {
     "/v1/chat/completions": ("A chat's next message; streamed as server-sent events", ChatBody, ChatCompletion),
@@ -13,11 +13,11 @@ DESCRIBED = {
 }
 
 
-def chats(frontend: Frontend, _: object) -> OpenAIDialect:
-    body = ChatBody if frontend.unknown_fields == "refuse" else tolerant(ChatBody)
-    return OpenAIDialect(frontend, body, ChatAnswer, "chatcmpl")
+def chats(models: Models, _: object) -> OpenAIDialect:
+    body = ChatBody if models.unknown_fields == "refuse" else tolerant(ChatBody)
+    return OpenAIDialect(body, ChatAnswer, "chatcmpl")
 
 
-def completions(frontend: Frontend, _: object) -> OpenAIDialect:
-    body = CompletionBody if frontend.unknown_fields == "refuse" else tolerant(CompletionBody)
-    return OpenAIDialect(frontend, body, CompletionAnswer, "cmpl")
+def completions(models: Models, _: object) -> OpenAIDialect:
+    body = CompletionBody if models.unknown_fields == "refuse" else tolerant(CompletionBody)
+    return OpenAIDialect(body, CompletionAnswer, "cmpl")

@@ -4,8 +4,9 @@ key, in a header that the page sets."""
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -25,14 +26,23 @@ from router.ui.parts import PageParts
 from router.ui.tree import TreePicture
 
 JSON = "application/json"
+UNKNOWN = "this model is not served"
 BUSY = "as many viewers as the router takes watch already"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """What the page shows of one model."""
+
+    feed: Feed
+    parts: PageParts
+    tree: TreePicture
+
+
 class UiEndpoints:
-    def __init__(self, feed: Feed, parts: PageParts, tree: TreePicture, guard: OperatorsGuard) -> None:
-        self._feed = feed
-        self._parts = parts
-        self._tree = tree
+    def __init__(self, pages: Mapping[str, ModelPage], guard: OperatorsGuard) -> None:
+        """`pages`: by model; the first one is shown to who names none (`?model=NAME`)."""
+        self._pages = pages
         self._guard = guard
         self._page, self._headers = _page()
 
@@ -47,25 +57,31 @@ class UiEndpoints:
     async def _show_page(self, request: Request) -> Response:
         return Response(self._page, headers=self._headers)
 
+    def _of(self, request: Request) -> ModelPage | None:
+        """Of the model that the request names."""
+        return self._pages.get(request.query_params.get("model") or next(iter(self._pages)))
+
     async def _show_tree(self, request: Request) -> Response:
-        return json_response(await self._tree.picture())
+        page = self._of(request)
+        return _refusal(404, UNKNOWN) if page is None else json_response(await page.tree.picture())
 
     async def _show_request(self, request: Request) -> Response:
-        story = await self._parts.story(request.path_params["request_id"])
+        page = self._of(request)
+        story = b"" if page is None else await page.parts.story(request.path_params["request_id"])
         return Response(story, media_type=JSON) if story else _refusal(404, "this request is not remembered")
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = await self._guard.refusal(Request(scope))
-        if refusal is None and self._feed.full and not self._feed.make_room():
+        refusal, page = await self._guard.refusal(Request(scope)), self._of(Request(scope))
+        if refusal is None and page is not None and page.feed.full and not page.feed.make_room():
             refusal = _refusal(503, BUSY)
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        if refusal is not None or page is None:
+            await (refusal or _refusal(404, UNKNOWN))(scope, receive, send)
             return
 
         async def write() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": ENCODED_HEADERS})
             if scope["method"] != "HEAD":  # which would keep a viewer's place and its connection, and read nothing
-                async with aclosing(self._feed.messages(scope.get(DROP, lambda: None))) as messages:
+                async with aclosing(page.feed.messages(scope.get(DROP, lambda: None))) as messages:
                     async for data in messages:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""What the service says of itself: its model, whether it lives and can serve, its metrics."""
+"""What the service says of itself: its models, whether it lives and can serve, its metrics."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -12,8 +12,8 @@ from starlette.routing import Route
 from router.api.http.errors import error_response
 from router.api.http.json_response import json_response
 from router.api.wishes.validation import make_request_id
-from router.requests.frontend import Frontend
-from runtime.errors import UnknownModelError
+from router.requests.frontend import Frontend, Models
+from runtime.errors import InvalidRequestError
 
 Metrics = Callable[[], bytes | Awaitable[bytes]]
 Targets = Callable[[], Awaitable[object]]
@@ -24,8 +24,8 @@ async def no_targets() -> object:
 
 
 class ServicePages:
-    def __init__(self, frontend: Frontend, metrics: Metrics, targets: Targets) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models, metrics: Metrics, targets: Targets) -> None:
+        self._models = models
         self._metrics = metrics
         self._targets = targets
 
@@ -41,15 +41,15 @@ class ServicePages:
         ]
 
     async def _list_models(self, request: Request) -> Response:
-        model = self._model(request)
-        ids = {"first_id": model["id"], "last_id": model["id"], "has_more": False} if "type" in model else {}
-        return json_response({"object": "list", "data": [model], **ids})
+        models = [_fields(model, request) for model in self._models.listed]
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}
+        return json_response({"object": "list", "data": models, **(ends if "type" in models[0] else {})})
 
     async def _retrieve_model(self, request: Request) -> Response:
-        wanted, served = request.path_params["model"], self._frontend.model
-        if wanted != served:
-            return error_response(UnknownModelError(wanted, [served]), make_request_id(None)[0])
-        return json_response(self._model(request))
+        try:
+            return json_response(_fields(self._models.of(request.path_params["model"]), request))
+        except InvalidRequestError as error:
+            return error_response(error, make_request_id(None)[0])
 
     async def _health(self, request: Request) -> Response:
         """The process lives."""
@@ -57,7 +57,7 @@ class ServicePages:
 
     async def _ready(self, request: Request) -> Response:
         """A request that came now would be served."""
-        problem = self._frontend.not_ready()
+        problem = self._models.not_ready()
         return json_response({"status": problem or "ready"}, 200 if problem is None else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
@@ -68,16 +68,20 @@ class ServicePages:
     async def _list_targets(self, request: Request) -> Response:
         return json_response(await self._targets())
 
-    def _model(self, request: Request) -> dict[str, Any]:
-        """The fields that OpenAI's clients read, and more for Anthropic's."""
-        fields: dict[str, Any] = {
-            "id": self._frontend.model,
-            "object": "model",
-            "created": self._frontend.created_s,
-            "owned_by": "baton",
-            "max_model_len": self._frontend.generator.limits().longest,
-        }
-        if "anthropic-version" in request.headers:
-            created_at = datetime.fromtimestamp(fields["created"], UTC).isoformat()
-            fields |= {"type": "model", "display_name": fields["id"], "created_at": created_at}
-        return fields
+
+def _fields(model: Frontend, request: Request) -> dict[str, Any]:
+    """The fields that OpenAI's clients read, and more for Anthropic's."""
+    limits = model.generator.limits()
+    fields: dict[str, Any] = {
+        "id": model.model,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "baton",
+        "max_model_len": limits.longest,
+    }
+    if model.aliases:
+        fields["aliases"] = list(model.aliases)
+    if "anthropic-version" in request.headers:
+        created_at = datetime.fromtimestamp(fields["created"], UTC).isoformat()
+        fields |= {"type": "model", "display_name": fields["id"], "created_at": created_at}
+    return fields

@@ -16,9 +16,10 @@ from router.api.openai.types import chat_ending, plain_messages
 from router.api.pages.openapi import Described
 from router.api.wishes.names import Name
 from router.api.wishes.template_variables import template_variables
-from router.api.wishes.validation import Chat, Prompt, check_model, tokenize
-from router.requests.frontend import Frontend
+from router.api.wishes.validation import Chat, Prompt, tokenize
+from router.requests.frontend import Models
 from router.text.text_encoder import TokenIds
+from router.text.tokenizer import Tokenizer
 from runtime.errors import InvalidRequestError
 
 IN_PLACE_TOKENS = 1024  # answers about more are made in the side lane
@@ -74,39 +75,41 @@ DESCRIBED: Mapping[str, Described] = {
 
 
 class TokenizationEndpoints:
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def routes(self) -> list[Route]:
         return [
-            Route("/tokenize", partial(answer_plain, self._frontend, reply=self._tokens), methods=["POST"]),
-            Route("/detokenize", partial(answer_plain, self._frontend, reply=self._text), methods=["POST"]),
+            Route("/tokenize", partial(answer_plain, self._models, reply=self._tokens), methods=["POST"]),
+            Route("/detokenize", partial(answer_plain, self._models, reply=self._text), methods=["POST"]),
         ]
 
     async def _tokens(self, data: bytes, tenant: str, deadline_s: float) -> Response:
-        body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, TokenizeBody)
-        check_model(self._frontend, body.model)
+        body = await read_soon(self._models.lane, deadline_s, decode_body, data, TokenizeBody)
+        frontend = self._models.of(body.model)
         name, prompt = body.wanted()
-        tokens = await tokenize(self._frontend, prompt, name, deadline_s, body.add_special_tokens)
-        max_model_len = self._frontend.generator.limits().max_model_len
-        spelled = partial(self._spelled, tokens, body.return_token_strs, max_model_len)
+        tokens = await tokenize(frontend, prompt, name, deadline_s, body.add_special_tokens)
+        max_model_len = frontend.generator.limits().max_model_len
+        spelled = partial(_spelled, frontend.tokenizer, tokens, body.return_token_strs, max_model_len)
         return await self._soon(len(tokens), deadline_s, spelled)
 
     async def _text(self, data: bytes, tenant: str, deadline_s: float) -> Response:
-        body = await read_soon(self._frontend.lane, deadline_s, decode_body, data, DetokenizeBody)
-        check_model(self._frontend, body.model)
-        await tokenize(self._frontend, body.tokens, "tokens", deadline_s)  # none is outside the vocabulary
-        return await self._soon(len(body.tokens), deadline_s, partial(self._decoded, body.tokens))
+        body = await read_soon(self._models.lane, deadline_s, decode_body, data, DetokenizeBody)
+        frontend = self._models.of(body.model)
+        await tokenize(frontend, body.tokens, "tokens", deadline_s)  # none is outside the vocabulary
+        return await self._soon(len(body.tokens), deadline_s, partial(_decoded, frontend.tokenizer, body.tokens))
 
     async def _soon(self, num_tokens: int, deadline_s: float, answer: Callable[[], bytes]) -> Response:
         """An answer about few tokens at once, one about many in the lane."""
-        answered = answer() if num_tokens <= IN_PLACE_TOKENS else await self._frontend.lane.run(deadline_s, answer)
+        answered = answer() if num_tokens <= IN_PLACE_TOKENS else await self._models.lane.run(deadline_s, answer)
         return Response(answered, media_type="application/json")
 
-    def _spelled(self, tokens: TokenIds, each: bool, max_model_len: int) -> bytes:
-        token_ids = tokens.tolist()
-        texts = list(map(self._frontend.tokenizer.token_text, token_ids)) if each else None
-        return encode_in_slices(Tokens(len(token_ids), max_model_len, token_ids, texts))
 
-    def _decoded(self, token_ids: list[int]) -> bytes:
-        return encode_in_slices(Text(self._frontend.tokenizer.decode(token_ids, skip_special_tokens=False)))
+def _spelled(tokenizer: Tokenizer, tokens: TokenIds, each: bool, max_model_len: int) -> bytes:
+    token_ids = tokens.tolist()
+    texts = list(map(tokenizer.token_text, token_ids)) if each else None
+    return encode_in_slices(Tokens(len(token_ids), max_model_len, token_ids, texts))
+
+
+def _decoded(tokenizer: Tokenizer, token_ids: list[int]) -> bytes:
+    return encode_in_slices(Text(tokenizer.decode(token_ids, skip_special_tokens=False)))

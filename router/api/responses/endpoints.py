@@ -25,7 +25,7 @@ from router.api.wishes.held_bytes import held_bytes
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.tools import plain_call
 from router.api.wishes.validation import MAX_MESSAGES, Chat, Prompt, make_request_id
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Message
 from runtime.errors import InvalidRequestError
@@ -48,10 +48,10 @@ class _Form(Struct, frozen=True):
 class ResponsesDialect:
     named_events = True
 
-    def __init__(self, frontend: Frontend, store: ResponseStore) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models, store: ResponseStore) -> None:
+        self._models = models
         self._store = store
-        self._is_strict = frontend.unknown_fields == "refuse"
+        self._is_strict = models.unknown_fields == "refuse"
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""
@@ -92,7 +92,12 @@ class ResponsesDialect:
         return chat, asked, turns.warnings
 
     def answer(
-        self, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
+        self,
+        frontend: Frontend,
+        asked: Asked,
+        options: Options,
+        request_id: str,
+        requests: Sequence[GenerateRequest],
     ) -> ResponseAnswer:
         form: _Form = asked.form
         sampling = requests[0].sampling[0]
@@ -100,15 +105,15 @@ class ResponsesDialect:
         response = Response(
             id=f"resp_{draw.secret(tenant)}",  # it lets the tenant go on from here, so nobody else may guess or set it
             created_at=draw.created_s,
-            model=self._frontend.model,
+            model=frontend.model,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             **form.about,
         )
         if form.kept is None:
-            return ResponseAnswer(response, self._frontend.tokenizer, None, form.called_as)
+            return ResponseAnswer(response, frontend.tokenizer, None, form.called_as)
         begun = self._store.begin(response.id, tenant, form.kept)
-        answer = ResponseAnswer(response, self._frontend.tokenizer, self._keep, form.called_as)
+        answer = ResponseAnswer(response, frontend.tokenizer, self._keep, form.called_as)
         finalize(answer, self._store.forget_unanswered, response.id, begun).atexit = False  # it may fail
         return answer
 
@@ -116,7 +121,7 @@ class ResponsesDialect:
         return openai_form(status, error, request_id)
 
     async def count(self, http: Request) -> HttpResponse:
-        return await count_tokens(self._frontend, http, "input", self._counted, InputTokens, openai_form)
+        return await count_tokens(self._models, http, "input", self._counted, InputTokens, openai_form)
 
     def _previous(self, response_id: str, tenant: str) -> Conversation:
         """Raises InvalidRequestError."""

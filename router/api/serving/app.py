@@ -20,7 +20,7 @@ from router.api.pages.service import Metrics, ServicePages, Targets, no_targets
 from router.api.pages.tokenization import DESCRIBED, TokenizationEndpoints
 from router.api.responses.store import ResponseStore
 from router.api.serving.spoken import described, form_at, more_routes, spoken
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.failed_logins import FailedLogins
 
@@ -39,34 +39,36 @@ def create_app(
     pages: WebPages | None = None,
     logins: FailedLogins | None = None,
     store: ResponseStore | None = None,
+    others: Sequence[Frontend] = (),
 ) -> ASGIApp:
     """`metrics` returns the text for Prometheus, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `around` is put around the endpoint of each path where text is asked for. `pages` says what web pages may ask;
-    None: all. `logins` is told of wrong keys. `store` keeps responses; None: none are kept.
+    None: all. `logins` is told of wrong keys. `store` keeps responses; None: none are kept. `others`: further models.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
-    dialects = spoken(frontend, store or ResponseStore(0, 0.0))
-    endpoints: dict[str, ASGIApp] = {path: GenerationEndpoint(frontend, each) for path, each in dialects.items()}
+    models = Models((frontend, *others))
+    dialects = spoken(models, store or ResponseStore(0, 0.0))
+    endpoints: dict[str, ASGIApp] = {path: GenerationEndpoint(models, each) for path, each in dialects.items()}
     direct = endpoints if around is None else {path: around(path, endpoint) for path, endpoint in endpoints.items()}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        *ServicePages(frontend, metrics, targets).routes(),
-        *TokenizationEndpoints(frontend).routes(),
         *openapi_routes(lambda: {**described(), **DESCRIBED}),
+        *ServicePages(models, metrics, targets).routes(),
+        *TokenizationEndpoints(models).routes(),
         *more_routes(dialects),
         *operators_routes,
     ]
     form = partial(form_at, dialects)
-    others = Starlette(routes=routes, exception_handlers={HTTPException: partial(on_http_exception, form)})
+    rest = Starlette(routes=routes, exception_handlers={HTTPException: partial(on_http_exception, form)})
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if keys is None:
             scope[KNOWN] = True
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
-        await (endpoint or others)(scope, receive, send)
+        await (endpoint or rest)(scope, receive, send)
 
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
     told: ASGIApp = app if keys is None else guarded(app, keys, unguarded, form, logins or FailedLogins())

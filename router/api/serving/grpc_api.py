@@ -28,7 +28,7 @@ from router.api.grpc.errors import ours_alone
 from router.api.grpc.inference import InferenceService
 from router.api.grpc.receiving import Receiving
 from router.api.kserve.service import KserveService
-from router.requests.frontend import Frontend
+from router.requests.frontend import Frontend, Models
 from runtime.address import format_address
 from runtime.end_task import end_tasks
 from runtime.security.bearer_keys import BearerKeys
@@ -63,23 +63,24 @@ class GrpcApi:
         innermost: Sequence[grpc.aio.ServerInterceptor] = (),
         max_connections: int = MAX_CONNECTIONS,
         logins: FailedLogins | None = None,
+        others: Sequence[tuple[Frontend, Questions]] = (),
     ) -> None:
         """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those. `logins` is told
-        of wrong keys. Other processes of this user may listen on the port, too."""
+        of wrong keys. Other processes of this user may listen on the port, too. `others`: further models."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
-        self._frontend = frontend
-        self._calls = Calls(frontend, keys)
+        models = self._models = Models((frontend, *(model for model, _ in others)))
+        self._calls = Calls(models, keys)
         self._health = health.aio.HealthServicer()
         self._connections = GrpcConnections(max_connections)
         self._tls = tls
-        size_limit = ("grpc.max_receive_message_length", frontend.max_body_bytes)
-        receiving = Receiving(frontend.bodies.limit_bytes, frontend.max_body_bytes)
+        size_limit = ("grpc.max_receive_message_length", models.max_body_bytes)
+        receiving = Receiving(models.bodies.limit_bytes, models.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
             RequireBearer(
                 BearerKeys.plain(operators), OPERATOR_KEY, prefix=ADMIN, remedy=OPERATOR_REMEDY, logins=logins
             ),
-            DecodeRequests(FILES, frontend.lane, receiving, self._connections, self._calls.enter_tenant),
+            DecodeRequests(FILES, models.lane, receiving, self._connections, self._calls.enter_tenant),
         ]
         alive = (f"{KSERVE}{method}" for method in ("ServerLive", "ServerReady"))
         elsewhere = [ADMIN, f"/{health.SERVICE_NAME}/", *alive]
@@ -89,9 +90,10 @@ class GrpcApi:
         places = ("grpc.max_allowed_incoming_connections", max_connections)
         options = [("grpc.so_reuseport", 1), size_limit, places, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
-        pb_grpc.add_InferenceServicer_to_server(InferenceService(frontend, self._calls), self._server)
-        kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(frontend, self._calls), self._server)
-        pb_grpc.add_AdminServicer_to_server(AdminService(frontend, questions), self._server)
+        pb_grpc.add_InferenceServicer_to_server(InferenceService(models, self._calls), self._server)
+        kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(models, self._calls), self._server)
+        asked = {model.model: about for model, about in ((frontend, questions), *others)}
+        pb_grpc.add_AdminServicer_to_server(AdminService(models, asked), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watches: list[asyncio.Task[None]] = []
@@ -136,7 +138,7 @@ class GrpcApi:
 
     async def _show_health(self) -> None:
         kinds = health_pb2.HealthCheckResponse
-        status = kinds.SERVING if self._frontend.not_ready() is None else kinds.NOT_SERVING
+        status = kinds.SERVING if self._models.not_ready() is None else kinds.NOT_SERVING
         for service in ("", *SERVICES):
             await self._health.set(service, status)
 

@@ -16,11 +16,11 @@ from router.api.openai import endpoints as openai
 from router.api.pages.openapi import Described
 from router.api.responses import endpoints as responses
 from router.api.responses.store import ResponseStore
-from router.requests.frontend import Frontend
+from router.requests.frontend import Models
 
 
 class Row(NamedTuple):
-    make: Callable[[Frontend, ResponseStore], Dialect]
+    make: Callable[[Models, ResponseStore], Dialect]
     described: Mapping[str, tuple[str, Any, Any]]
     more: Sequence[tuple[str, str, str]] = ()  # (what follows the path, HTTP method, method of the dialect)
 
@@ -48,8 +48,8 @@ Spoken = Mapping[str, Dialect]
 """Path -> the dialect that is spoken there."""
 
 
-def spoken(frontend: Frontend, store: ResponseStore) -> Spoken:
-    return {path: row.make(frontend, store) for path, row in SPOKEN.items()}
+def spoken(models: Models, store: ResponseStore) -> Spoken:
+    return {path: row.make(models, store) for path, row in SPOKEN.items()}
 
 
 def more_routes(dialects: Spoken) -> list[Route]:

@@ -29,7 +29,7 @@ from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Ending, Message
 from router.text.text_encoder import TokenIds
-from runtime.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from runtime.errors import ContextLengthError, InvalidRequestError
 from runtime.security.callers import ANY_TENANT, ANYONE, Caller
 
 _dice = random.Random()  # request ids are unique, not secret
@@ -106,9 +106,8 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
-    """Raises InvalidRequestError, and its kinds UnknownModelError and ContextLengthError."""
+    """`frontend`: the model that the call names. Raises InvalidRequestError, and its kind ContextLengthError."""
     started_s = time.monotonic()
-    check_model(frontend, call.model)
     _check_priority(call, frontend.max_priority)
     if len(call.cache_salt) > MAX_SALT_CHARS:
         raise InvalidRequestError(
@@ -204,12 +203,6 @@ def tenant_of(caller: Caller, where: str, named: str | None) -> str:
     if named and not TENANT.fullmatch(named):
         raise InvalidRequestError(where, "must be 1 to 128 visible ASCII characters")
     return named or ""
-
-
-def check_model(frontend: Frontend, wanted: str | None) -> None:
-    """Raises UnknownModelError."""
-    if wanted and wanted != frontend.model:
-        raise UnknownModelError(wanted, [frontend.model])
 
 
 def _check_priority(call: Call, default: int) -> None:

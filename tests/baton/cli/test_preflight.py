@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.cli.preflight import check_start
+from baton.cli.preflight import check_models, check_start
 from baton.cli.room import check_gpus
 from baton.service.launcher import Machines
+from baton.service.wanted.configuration import wanted_models
 from runtime.checkpoint.served_model import served_model
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.errors import ConfigError
@@ -196,3 +197,15 @@ def test_what_only_a_machine_can_tell_is_not_asked_before_a_cluster_is_there(tin
     check_start(config, served_model(config), None)
     with pytest.raises(ConfigError, match=r"workers\.decode"):
         check_start(ServingConfig(workers=parse_config({"workers": {"decode": 0}}).workers), served_model(config), None)
+
+
+def test_models_that_have_room_alone_and_not_together_are_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.cli.room.available_bytes", lambda: 100 << 20)
+    engine = {"kv_memory": "60MiB"}
+    data = {"models": [{"name": name, "model": str(tiny_model), "engine": engine} for name in ("one", "two")]}
+    services = wanted_models(parse_config(data | {"workers": {"prefill": 0}}), data)
+    check_models(services[:1], Machines(0, 2))
+    with pytest.raises(ConfigError, match=r"40\.0 MiB of memory is free here"):
+        check_models(services, Machines(0, 2))

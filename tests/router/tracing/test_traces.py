@@ -65,7 +65,7 @@ async def traced(folder: Path, collector: Collector) -> AsyncIterator[tuple[http
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
         environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-        traces = Traces("router-1", MODEL, generator.metrics.recent)
+        traces = Traces("router-1", {MODEL: generator.metrics.recent})
     store = ResponseStore(1 << 20, 60.0)
     app = create_app(frontend, lambda: b"", keys=keys, around=partial(over_http, traces), store=store)
     api = GrpcApi(frontend, make_questions(status), keys, innermost=[TraceCalls(traces)])

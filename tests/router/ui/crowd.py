@@ -10,7 +10,7 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner_control import Plan
 from baton_proto.worker import Handoff
 from router.api.operators.guard import OperatorsGuard
-from router.api.operators.ui_endpoints import UiEndpoints
+from router.api.operators.ui_endpoints import ModelPage, UiEndpoints
 from router.counters.metrics import Flow, RouterMetrics
 from router.requests.admission import AdmissionQueue
 from router.ui.feed import Feed
@@ -41,7 +41,11 @@ class NothingExplained:
 
 
 class Crowd:
-    def __init__(self, prefill: int, decode: int, explainer: Explainer | None = None) -> None:
+    def __init__(
+        self, prefill: int, decode: int, explainer: Explainer | None = None, models: Sequence[str] = ("tiny",)
+    ) -> None:
+        """`models`: the one that it is of, and others."""
+        self.model = models[0]
         self.metrics, self.queue = RouterMetrics(), AdmissionQueue(64)
         self.ledger = LoadLedger(16, 60.0)
         self.pool = WorkerPool("router-0", "tiny", 16, self.ledger)
@@ -50,7 +54,7 @@ class Crowd:
                 self.add(f"{role}-{number + 1}", role)
         requests = RequestViews(self.metrics.recent, cast(Explainer, explainer))
         self.parts = PageParts("router-0", self.queue, self.metrics, requests, NO_SIBLINGS)
-        about = {"router": "router-0", "model": "tiny", "block_size": 16, "layers": 2}
+        about = {"router": "router-0", "model": self.model, "models": sorted(models), "block_size": 16, "layers": 2}
         self.feed = Feed(
             about | {"targets": {"ttft_ms": 1000.0, "itl_ms": 50.0}},
             self.pool,
@@ -62,8 +66,10 @@ class Crowd:
         self.plan: Plan | None = None
         self._dice = random.Random(1)
 
-    def endpoints(self, operators: Sequence[Secret]) -> UiEndpoints:
-        return UiEndpoints(self.feed, self.parts, TreePicture(cast(Any, NoTree())), OperatorsGuard(operators))
+    def endpoints(self, operators: Sequence[Secret], *others: "Crowd") -> UiEndpoints:
+        """`others`: of further models."""
+        pages = {one.model: ModelPage(one.feed, one.parts, TreePicture(cast(Any, NoTree()))) for one in (self, *others)}
+        return UiEndpoints(pages, OperatorsGuard(operators))
 
     def add(self, worker_id: str, role: str, state: str = "ready") -> PooledWorker:
         record = WorkerRecord(

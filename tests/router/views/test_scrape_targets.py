@@ -31,7 +31,7 @@ async def directory(nats: NatsClient) -> AsyncIterator[Directory]:
 
 @pytest.fixture
 async def scrape(nats: NatsClient, directory: Directory) -> ScrapeTargets:
-    scrape = ScrapeTargets(nats, directory)
+    scrape = ScrapeTargets(nats, directory, nats.namespace)
     await scrape.start()
     return scrape
 
