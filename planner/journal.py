@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +15,8 @@ from baton_proto.planner_control import Order, Release, Scale
 from baton_proto.version import check_major
 from runtime.errors import ConfigError
 from runtime.own_files import open_file
+
+JOURNAL_BYTES: Final = 256_000_000  # weeks of decisions; it and the one before it are kept
 
 
 class Started(Struct, frozen=True, tag="started"):
@@ -50,7 +53,18 @@ class Ordered(Struct, frozen=True, tag="ordered"):
     by: str
 
 
-Line = Started | Decided | EffectEnded | Ordered
+class Swapped(Struct, frozen=True, tag="swapped"):
+    """A model was asked for while it slept, and others fell asleep for it."""
+
+    time_s: float
+    model: str
+    asleep: list[str]  # who fell asleep
+    reason: str  # why they; empty: there was room
+    duration_s: float
+    error: str = ""  # empty: it is awake
+
+
+Line = Started | Decided | EffectEnded | Ordered | Swapped
 
 _encoder = msgspec.json.Encoder()
 _decode = decoder(Line, json=True)

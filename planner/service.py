@@ -18,7 +18,7 @@ from planner.acting.connector import LiveConnector
 from planner.acting.hand import Hand
 from planner.acting.memory_store import MemoryStore
 from planner.control import Control
-from planner.journal import Journal, Line
+from planner.journal import JOURNAL_BYTES, Journal, Line
 from planner.loop import PlannerLoop
 from planner.metrics import PlannerMetrics
 from planner.observing.live_observer import LiveObserver
@@ -33,7 +33,6 @@ from runtime.security.keys import NO_KEYS, Keys, check_reach
 
 KEY: Final = "memory"
 RESTART_S: Final = 1.0  # pause between an error and the next planner
-JOURNAL_BYTES: Final = 256_000_000  # weeks of decisions; it and the one before it are kept
 
 log = structlog.get_logger()
 

@@ -19,6 +19,7 @@ from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
 from router.workers.step_speed import StepSpeeds
+from router.workers.waking import Waking
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
@@ -47,6 +48,7 @@ def fleet_view(
     nats: NatsClient,
     keys: Keys,
     metrics: RouterMetrics,
+    waking: Waking,
 ) -> FleetView:
     """`config`, `nats`: of one model, whose namespace nobody else's workers are in."""
     queue, charged = AdmissionQueue(config.router.queue_limit), asyncio.Event()
@@ -86,6 +88,7 @@ def fleet_view(
         ),
         queue=queue,
         metrics=metrics,
+        waking=waking,
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id)
     speeds = StepSpeeds(ledger, config.step_times)

@@ -27,6 +27,7 @@ from router.views.tree_view import TreeView
 from router.views.weights_control import WeightsControl
 from router.views.whole_status import WholeStatus
 from router.workers.left_answers import recall_from
+from router.workers.waking import Waking, ask_supervisor
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.model_entry import ModelConfig
 from runtime.config.serving import ServingConfig
@@ -70,7 +71,9 @@ async def serve_model(
     """`config`: of this model alone. Raises BatonError, OSError."""
     router_id, nats, metrics = shared.router_id, shared.nats.within(config.namespace), shared.metrics
     of_model = metrics if isinstance(metrics, RouterMetrics) else RouterMetrics(of_process=False)
-    view = fleet_view(config, files, router_id, nats, shared.keys, of_model)
+    waking = Waking(ask_supervisor(nats), entry.wake_timeout_s, until_asked=entry.sleeps)
+    closing.push_async_callback(waking.close)
+    view = fleet_view(config, files, router_id, nats, shared.keys, of_model, waking)
     await follow_workers(view, closing)
     status = status_view(config, router_id, view)
     siblings = Siblings(nats, router_id, lambda: view.sharing.others.routers)
@@ -143,6 +146,7 @@ def _frontend(
         rate_limits=shared.limits,
         lane=shared.lane,
         recall=recall_from(nats),
+        state=generator.state,
         answered=shared.metrics.answered,
         aliases=aliases,
     )

@@ -12,6 +12,7 @@ BatonError
 │   ├── RateLimitError        the caller's key has used up its requests or tokens per minute
 │   └── TooLateError          the first token would come after the request's deadline
 ├── UnavailableError        no worker that can serve
+│   └── AsleepError           its workers sleep and do not wake; says when to try again
 ├── DeadlineError           a hop or the whole request ran out of time
 ├── WorkerLostError         a worker died or refused in mid-request; the router replays elsewhere
 ├── TransferError           KV hand-over failed
@@ -151,6 +152,12 @@ class UnavailableError(BatonError):
 
 class RouterLeavesError(UnavailableError):
     """The router ends before the answer, which the next router goes on with."""
+
+
+class AsleepError(UnavailableError):
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{reason}; try again in {retry_after_s:.1f} s")
 
 
 class DeadlineError(BatonError):

@@ -78,6 +78,9 @@ class Launcher(Protocol):
     def process(self, launch: Launch) -> Process:
         """A process that is not started yet."""
 
+    def place(self, process: Process) -> Collection[str]:
+        """The GPUs that a process has which lives, by name; empty where it has none, or nobody here knows them."""
+
     async def has_room(self, launch: Launch) -> bool:
         """Whether one more worker finds room beside those that live, without a wait for a machine to be started."""
 

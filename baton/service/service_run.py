@@ -13,6 +13,7 @@ import grpc
 from baton.service.launcher import Launcher
 from baton.service.planning.running_planner import RunningPlanner
 from baton.service.rolling.rollouts import Rollouts
+from baton.service.sleeping.sleepers import Sleepers
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
 from runtime.config.serving import ServingConfig
@@ -46,6 +47,7 @@ class ServiceRun:
         self._tell = tell
         self._planner = RunningPlanner(self._supervisor, tell)
         self._rollouts = Rollouts(self._supervisor, self._planner, options, tell)
+        self._sleepers = Sleepers(self._supervisor, tell)
         self._start_s = time.monotonic()
         self._in_order = True  # no process is lost for good
         self._vain = Counter[str]()  # starts that came to nothing, by name of the process
@@ -64,7 +66,7 @@ class ServiceRun:
         if not await _unless(self.stop, self._start()):
             return True  # told to stop before the service was up; nothing of it is left
         try:
-            async with self._planner, self._rollouts:
+            async with self._planner, self._rollouts, self._sleepers:
                 told = await self._serve()
         finally:
             clean = await self._drain()

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Self
@@ -25,7 +26,7 @@ from baton.service.until_used import until_used
 from baton_proto.planner import Role
 from runtime.calls.router import Client
 from runtime.calls.worker import WorkerClient
-from runtime.config.models import models_of
+from runtime.config.models import models_of, sleeping_namespaces
 from runtime.config.serving import ServingConfig
 from runtime.config.surroundings import LogLevel
 from runtime.discovery.living_names import living_names, living_routers
@@ -108,9 +109,7 @@ class Supervisor:
             await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._start_routers(group, [launch for launch in missing if launch.module == ROUTER]))
-                for launch in missing:
-                    if launch.module != ROUTER:
-                        group.create_task(self._start(launch))
+                self._start_workers(group, [launch for launch in missing if launch.module != ROUTER])
             await self.until_used(self.serving())
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
         except BaseException as error:
@@ -365,6 +364,21 @@ class Supervisor:
             await self._start(first)
         for launch in launches:
             group.create_task(self._start(msgspec.structs.replace(launch, addresses=self.router_addresses)))
+
+    def _start_workers(self, group: asyncio.TaskGroup, launches: Sequence[Launch]) -> None:
+        sleepers = sleeping_namespaces(self.config)
+        for launch in launches:
+            if launch.config.namespace not in sleepers:
+                group.create_task(self._start(launch))
+        group.create_task(self._start_asleep([one for one in launches if one.config.namespace in sleepers]))
+
+    async def _start_asleep(self, launches: Iterable[Launch]) -> None:
+        """The workers of a model fall asleep before those of the next one start, which may be given the same GPUs."""
+        for _, of_model in groupby(launches, key=lambda launch: launch.config.namespace):
+            workers = list(of_model)
+            await asyncio.gather(*map(self._start, workers))
+            names = [name for launch in workers for name in launch.workers]
+            await asyncio.gather(*(self.sleep(name, self.config.workers.drain_timeout_s) for name in names))
 
     async def _begin(self, process: Process) -> None:
         try:

@@ -86,11 +86,12 @@ class Turn(Generic[R]):
         """Whether wait() returns or raises at once."""
         return self._future.done()
 
-    async def wait(self, timeout_s: float) -> R | None:
-        """What `attempt` returned; None when the time is up, and the turn keeps its place. Raises what `attempt`
-        raised, and OverloadedError when the request had to make room for another one."""
+    async def wait(self, timeout_s: float, beside: "asyncio.Task[None] | None" = None) -> R | None:
+        """What `attempt` returned; None when the time is up or `beside` has ended, and the turn keeps its place. Raises
+        what `attempt` raised, and OverloadedError when the request had to make room for another one."""
         if not self._future.done():
-            await asyncio.wait((self._future,), timeout=max(0.0, timeout_s))
+            awaited: set[asyncio.Future[Any]] = {self._future} if beside is None else {self._future, beside}
+            await asyncio.wait(awaited, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
         return self._future.result() if self._future.done() else None
 
     def try_now(self) -> bool:

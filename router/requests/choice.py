@@ -5,6 +5,7 @@ What the client has is `output`. A replay submits prompt and output together. Be
 on the position alone, the next worker goes on exactly where the lost one stopped.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -33,6 +34,7 @@ from router.text.tokenizer import Tokenizer
 from router.workers.inbox import UnreadError, cut_after
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
+from router.workers.waking import Waking
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -64,6 +66,7 @@ class Parts:
     assigner: Assigner
     queue: AdmissionQueue
     metrics: RouterMetrics
+    waking: Waking
     decisions: DecisionLog = field(default_factory=DecisionLog)
 
 
@@ -238,25 +241,36 @@ class Choice:
         check_in_time(weighing, before, self._due_ms())
 
     async def _patiently(self, turn: Turn[Assignment]) -> Assignment:
-        """Raises DeadlineError, InvalidRequestError when no worker is large enough, and UnavailableError when no worker
-        that can serve has been ready for `no_worker_timeout_s`."""
-        patience_s = self._parts.config.no_worker_timeout_s
+        """Wakes workers that all sleep. Raises DeadlineError, InvalidRequestError when no worker is large enough,
+        AsleepError, and UnavailableError when no worker that can serve has been ready for `no_worker_timeout_s`."""
         began_s = time.monotonic()
         timeout_s = 0.0
-        while (assignment := await turn.wait(timeout_s)) is None:
-            now = time.monotonic()
-            timeout_s = self._request.deadline_s - now
+        waking: asyncio.Task[None] | None = None
+        while (assignment := await turn.wait(timeout_s, waking)) is None:
+            timeout_s = self._request.deadline_s - time.monotonic()
             if timeout_s <= 0:
                 raise self._late()
             self._check_fits()
-            absent_since_s = None if self._has_worker() else max(began_s, self._parts.pool.no_decode_since_s or 0.0)
-            left_s = patience_s if absent_since_s is None else absent_since_s + patience_s - now
-            if left_s <= 0:
-                able = "has the weights that the answer was begun with" if self._answer.weights else "can serve"
-                absent = self._parts.pool.absent()
-                raise UnavailableError(f"no decode worker that {able} was ready for {patience_s:.1f} s{absent}")
+            rests = self._parts.pool.rests()
+            waking = self._parts.waking.question() if rests else None
+            is_heard = rests and self._parts.waking.is_heard
+            since_s = max(began_s, self._parts.pool.no_decode_since_s or 0.0)
+            if is_heard:
+                self._excluded.clear()  # who falls asleep refuses requests, and takes them again when it is awake
+            left_s = self._parts.waking.left_s(since_s) if is_heard else self._until_there(since_s)
             timeout_s = min(timeout_s, left_s)
         return assignment
+
+    def _until_there(self, since_s: float) -> float:
+        """Seconds for which the choice waits on for a worker. Raises UnavailableError."""
+        patience_s = self._parts.config.no_worker_timeout_s
+        if self._has_worker():
+            return patience_s
+        if (left_s := since_s + patience_s - time.monotonic()) <= 0:
+            able = "has the weights that the answer was begun with" if self._answer.weights else "can serve"
+            absent = self._parts.pool.absent()
+            raise UnavailableError(f"no decode worker that {able} was ready for {patience_s:.1f} s{absent}")
+        return left_s
 
     def _note_placement(self, facts: Request, assignment: Assignment, waited_s: float) -> None:
         self._tally.placed(assignment, waited_s, self._placing_s)

@@ -18,6 +18,8 @@ from runtime.blocks.block_hash import salted_seed
 from runtime.errors import InvalidRequestError, UnknownModelError
 from runtime.side_lane import SideLane
 
+ModelState = Literal["ready", "asleep", "waking", "not ready"]
+
 
 class Limits(Struct, frozen=True):
     """How long a request may be, in tokens of prompt and output together."""
@@ -77,6 +79,7 @@ class Frontend:
     lane: SideLane = field(default_factory=SideLane)
     recall: Recall = nobody_recalls  # tokens of answers that were left
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
+    state: Callable[[], ModelState] = lambda: "ready"
     aliases: Sequence[str] = ()  # other names that clients use
 
 
@@ -84,6 +87,10 @@ class Frontend:
     def base(self) -> str:
         """The model, whether or not this is an adapter of it."""
         return self.model
+
+    def rests(self) -> bool:
+        """Whether a request has to wait for workers that sleep."""
+        return self.state() in ("asleep", "waking")
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:
         """The seed of a request's block hashes."""

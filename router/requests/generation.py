@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 
 from router.counters.tally import RequestTally
 from router.requests.choice import Choice, Parts
-from router.requests.frontend import Limits
+from router.requests.frontend import Limits, ModelState
 from router.requests.merge import merge
 from router.requests.rate_limits import Account
 from router.requests.request import Finished, GenerateRequest, Piece
@@ -85,7 +85,14 @@ class Generator:
         if self._leaving:
             return "the router is draining"
         pool = self._parts.pool
-        return None if pool.ready_decode() else f"no decode worker is ready{pool.absent()}"
+        if pool.ready_decode() or (pool.rests() and self._parts.waking.until_asked):
+            return None
+        return f"no decode worker is ready{pool.absent()}"
+
+    def state(self) -> ModelState:
+        if self._parts.pool.rests():
+            return "waking" if self._parts.waking.is_under_way else "asleep"
+        return "ready" if self._parts.pool.ready_decode() else "not ready"
 
     def leave(self) -> None:
         """Says from now on that it is not ready, and serves on."""

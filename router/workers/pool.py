@@ -230,6 +230,13 @@ class WorkerPool:
             said += f"; asleep: {_shown(asleep)}. {how}"
         return said
 
+    def rests(self) -> bool:
+        """Whether no decode worker is usable, and one sleeps or is about to."""
+        if self._ready("decode").workers:
+            return False
+        states = {worker.record.state for worker in self.workers.values() if worker.record.role == "decode"}
+        return not states.isdisjoint(("sleeping", "draining"))
+
     @property
     def no_decode_since_s(self) -> float | None:
         """When the last usable decode worker went (time.monotonic); None: there is one."""

@@ -30,6 +30,14 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_parser: ReasoningParser | None = None
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
     weight: Positive = 1  # its share of router.queue_limit, beside the others' weights
+    asleep: Literal["never", "until_asked"] = "never"  # until_asked: it wakes for a request, and sleeps when it is idle
+    idle_s: Seconds = 60.0  # without a request, until it falls asleep
+    wake_timeout_s: Seconds = 30.0  # for which a request waits for it to wake
+    priority: int = 0  # those of a lower one fall asleep first where another model needs their GPUs
+
+    @property
+    def sleeps(self) -> bool:
+        return self.asleep == "until_asked"
 
     @property
     def slug(self) -> str:
@@ -54,6 +62,8 @@ def check_models(models: Sequence[ModelConfig], namespace: str) -> None:
         )
     if double := _double(model.slug for model in models):
         raise ValueError(f"models: two names become {double} in the ids of workers: give one of them another name")
+    if kept := next((model.name for model in models if model.sleeps and model.external_workers), ""):
+        raise ValueError(f"models: {kept} has external workers, which do not sleep: leave out `asleep`")
     servers = [worker.name for model in models for worker in model.external_workers]
     if double := _double(servers):
         raise ValueError(f"models: the external worker {double} is named twice: each needs a name of its own")

@@ -19,6 +19,12 @@ def entries_of(config: ServingConfig) -> Sequence[ModelConfig]:
     return config.models or [ModelConfig(name=config.served_model_name or "", model=config.model)]
 
 
+def sleeping_namespaces(config: ServingConfig) -> set[str]:
+    """Those of the models that sleep until somebody asks for them."""
+    each = zip(entries_of(config), models_of(config), strict=True)
+    return {model.namespace for entry, model in each if entry.sleeps}
+
+
 def model_of(config: ServingConfig, model: ModelConfig) -> ServingConfig:
     """Raises ConfigError."""
     alone = msgspec.structs.replace(config, models=())
@@ -34,6 +40,7 @@ def model_of(config: ServingConfig, model: ModelConfig) -> ServingConfig:
             workers,
             prefill=workers.prefill if model.prefill is None else model.prefill,
             decode=workers.decode if model.decode is None else model.decode,
+            per_process=1 if model.sleeps else workers.per_process,
         ),
         router=msgspec.structs.replace(
             router,

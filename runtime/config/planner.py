@@ -17,8 +17,9 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_prefill: Workers = 64
     min_decode: SomeWorkers = 1
     max_decode: SomeWorkers = 64
-    # GPUs that all workers may hold together, those that start, drain or sleep included. null: as many as there are. On
-    # a CPU a worker counts as one GPU, and there are as many as cores; workers of the mock engine need none of either.
+    # GPUs that all workers may hold together, those that start, drain or sleep included; of `models`, those that are
+    # awake. null: as many as there are. On a CPU a worker counts as one GPU, and there are as many as cores; workers of
+    # the mock engine need none of either.
     gpu_budget: Positive | None = None
 
     def __post_init__(self) -> None:

@@ -256,6 +256,9 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     engine: {max_model_len: 8192}      # what is another one than in the section `engine`
     #     tool_parser: hermes                # as in the section `router`, and reasoning_parser likewise
     #     weight: 1                          # its share of router.queue_limit, beside the others' weights
+    #     asleep: until_asked                # sleeps until a request wakes it, and after idle_s: 60 without one
+    #     wake_timeout_s: 30                 # for which a request waits for it to wake
+    #     priority: 0                        # a lower one sleeps first where others need its GPUs
     models: tuple[ModelConfig, ...] = ()
 
     # Separates services that share one NATS server. Lower-case letters, digits, - and _.

@@ -32,8 +32,8 @@ class WorkersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # The interpreter of the environment that has an engine which ours has not: with vllm .venv-vllm/bin/python after
     # `make vllm-env`.
     python: Text | None = None
-    # How many workers share one process. null: each has its own, but of the mock engine all share one. With a planner
-    # each has its own.
+    # How many workers share one process. null: each has its own, but of the mock engine all share one. With a planner,
+    # and those of a model that sleeps until it is asked for, each has its own.
     per_process: Positive | None = None
     # Folders that new weights of running workers may come from, or from below: ["/models"]. []: the folder that `model`
     # lies in.

@@ -13,6 +13,7 @@
 | `$KV.baton_<ns>_responses.<response_id>` | SavedResponse | bucket `baton_<ns>_responses` |
 | `baton.<ns>.planner` | questions to the planner and its answers | core NATS, request and reply |
 | `baton.<ns>.supervisor` | questions to the supervisor and its answers | core NATS, request and reply |
+| `baton.<ns>.wake` | questions of a router to the supervisor, see waking | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
 
 Worker and router ids and namespaces are single subject tokens: no dots, spaces or wildcards.
@@ -59,6 +60,10 @@ def planner_subject(namespace: str) -> str:
 
 def supervisor_subject(namespace: str) -> str:
     return _subject(namespace, "supervisor")
+
+
+def wake_subject(namespace: str) -> str:
+    return _subject(namespace, "wake")
 
 
 def planner_stream(namespace: str) -> str:

@@ -158,6 +158,9 @@ class ScriptedWorker:
     def added(self, state: str = "ready") -> Change:
         return Change("added", self.record(state))
 
+    def changed(self, state: str) -> Change:
+        return Change("changed", self.record(state))
+
     def send(self, delta: Delta) -> None:
         self.send_any(StepMessage([delta], self.load))
 

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from baton_proto.sampling import SamplingParams
+from baton_proto.waking import Outcome
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
 from router.index.holders import Holders
@@ -28,6 +29,7 @@ from router.text.tokenizer import Tokenizer
 from router.workers.account import LoadView
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
+from router.workers.waking import Waking
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
@@ -54,6 +56,10 @@ class Holdings:
         return Match([], [(blocks, roster.add(worker)) for worker, blocks in self.cached.items()], roster, b"", 0)
 
 
+async def nobody_wakes(timeout_s: float) -> Outcome:
+    return Outcome("none")
+
+
 class Router:
     """All of a router but discovery, events and the client APIs."""
 
@@ -65,7 +71,8 @@ class Router:
         self.metrics = RouterMetrics()
         self.expected = ExpectedPrefixes()
         assigner = Assigner(self.pool, Holdings(), self.ledger, config, random.Random(1), self.expected)
-        parts = Parts(tokenizer, 16, config, self.pool, assigner, self.queue, self.metrics)
+        self.waking = Waking(nobody_wakes, 60.0)
+        parts = Parts(tokenizer, 16, config, self.pool, assigner, self.queue, self.metrics, self.waking)
         self.generator = Generator(parts, max_model_len=4096)
 
     def _on_change(self) -> None:

@@ -10,7 +10,7 @@ import typer
 from baton.cli.plan.show import show_decision
 from baton.cli.terminal.output import console
 from baton.service.local.local_launcher import this_machine
-from baton.service.planning.live_planner import gpu_budget, gpus_per_worker
+from baton.service.planning.budget import gpu_budget, gpus_per_worker
 from baton_proto.planner import ALL_VERBS, DECODE, Holds, Role, Verb
 from planner.journal import Decided, Line
 from planner.loop import PlannerLoop

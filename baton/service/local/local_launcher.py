@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from baton.service.gpu_places import GpuPlaces, visible_gpus
+from baton.service.gpu_places import VISIBLE, GpuPlaces, visible_gpus
 from baton.service.launcher import Launch, Machines
 from baton.service.local.build_process import build_process, renew
 from baton.service.local.nats_server import HOST
@@ -18,7 +18,7 @@ from baton.service.logs.merged_logs import SUFFIX
 from baton.service.logs.short_logs import ShortLogs
 from baton.service.logs.shown_logs import ShownLogs
 from runtime.address import format_address
-from runtime.config.models import models_of
+from runtime.config.models import models_of, sleeping_namespaces
 from runtime.config.serving import ServingConfig, for_prefill_worker
 from runtime.own_files import may_be_replaced
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder, temporary_parent
@@ -38,16 +38,19 @@ class LocalLauncher:
     on_ray = False
 
     def __init__(self, config: ServingConfig, log_dir: Path | None = None) -> None:
-        ranks = [size for model in models_of(config) for size in _ranks(model)]
+        self._sleepers = sleeping_namespaces(config)
+        ranks = [(size, model.namespace) for model in models_of(config) for size in _ranks(model)]
+        awake = [size for size, namespace in ranks if namespace not in self._sleepers]
+        asleep = [one for one in ranks if one[1] in self._sleepers]
         self.machines = this_machine()
         if log_dir is not None:
             make_log_folder(log_dir)
         self._log_dir = log_dir
         self._short: ShortLogs | None = None
         self._shown: ShownLogs | None = None
-        self._places = GpuPlaces(visible_gpus() if _may_use_gpus(config) else [], ranks)
-        self._taken: dict[Process, dict[str, str]] = {}
-        self._threads = max(1, self.machines.cores // max(1, sum(ranks)))
+        self._places = GpuPlaces(visible_gpus() if _may_use_gpus(config) else [], awake, asleep)
+        self._taken: dict[Process, tuple[dict[str, str], str]] = {}  # its place, and its model if that sleeps
+        self._threads = max(1, self.machines.cores // max(1, sum(size for size, _ in ranks)))
 
     def here(self, config: ServingConfig) -> ServingConfig:
         return config
@@ -59,12 +62,17 @@ class LocalLauncher:
 
     def process(self, launch: Launch) -> Process:
         log_file = self.log_dir / f"{launch.name}{SUFFIX}"
-        place = self._places.next(launch.ranks) if launch.ranks else {}
+        model = launch.config.namespace if launch.config.namespace in self._sleepers else ""
+        place = self._places.next(launch.ranks, model) if launch.ranks else {}
         assert self._short is not None, "log_dir makes it"
         self._short.add(log_file)
         process = build_process(launch, self._here(launch.config), self._folder.path, log_file, place)
-        self._taken[process] = place
+        self._taken[process] = place, model
         return process
+
+    def place(self, process: Process) -> Collection[str]:
+        place, _ = self._taken.get(process, ({}, ""))
+        return [gpu for gpu in place.get(VISIBLE, "").split(",") if gpu]
 
     async def has_room(self, launch: Launch) -> bool:
         """On CPUs there always is, because their time is shared."""
@@ -74,7 +82,7 @@ class LocalLauncher:
         renew(self._folder.path, config)
 
     def release(self, process: Process) -> None:
-        self._places.give_back(self._taken.pop(process, {}))
+        self._places.give_back(*self._taken.pop(process, ({}, "")))
 
     async def living(self) -> list[tuple[Launch, Process]]:
         """An empty list: children end with their supervisor."""

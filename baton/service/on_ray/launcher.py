@@ -67,6 +67,10 @@ class RayLauncher:
         process: RayProcess = RayProcess(launch.name, lambda: self._place(launch, process))
         return process
 
+    def place(self, process: Process) -> Collection[str]:
+        """Always empty: Ray gives each process GPUs of its own."""
+        return ()
+
     async def has_room(self, launch: Launch) -> bool:
         """Asks for the place, and gives it back. Nodes that the cluster could start do not count."""
         bundle = self._bundle(launch)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -30,6 +31,7 @@ from router.requests.body_budget import FREE_BYTES, Hold
 from router.requests.fan_out import generate_all
 from router.requests.frontend import Frontend, Models
 from router.requests.request import Finished, GenerateRequest, Piece
+from runtime.end_task import end_tasks
 from runtime.errors import InvalidRequestError
 from runtime.security.callers import ANYONE
 
@@ -37,6 +39,7 @@ REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
 FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
 LAST_EVENT_HEADER = "Last-Event-ID"  # of the last event that the client has: the answer goes on behind it
+COMMENT_S: Final = 1.0  # a wake that takes less gets none, and one that fails in less an HTTP status
 EVENT_STREAM = "text/event-stream"  # asked for by clients that read server-sent events by their standard
 
 Items = AsyncGenerator[Piece | Finished, None]
@@ -114,6 +117,8 @@ class GenerationEndpoint:
             named = self._dialect.named_events
             progress = Progress(origin, last, answer.go_on, named or last is not None or _reads_events(http))
             events = EventStream(send, {REQUEST_ID_HEADER: shown_id}, named)
+            if frontend.rests():
+                items = _while_waking(items, events, frontend.rests)
             await _send_events(events, items, answer, progress, shown_id)
         else:
             whole = await _collect(items, answer)
@@ -165,6 +170,21 @@ def _last_event(http: Request) -> Bookmark | None:
 def _reads_events(http: Request) -> bool:
     """Whether the client expects more of an event than `data:`. Some read nothing else, vLLM's benchmark among them."""
     return EVENT_STREAM in http.headers.get("accept", "")
+
+
+async def _while_waking(items: Items, events: EventStream, rests: Callable[[], bool]) -> Items:
+    """The items. While the first one waits for workers that sleep, the client reads comments."""
+    async with aclosing(items):
+        first = asyncio.ensure_future(anext(items))
+        try:
+            while not (await asyncio.wait((first,), timeout=COMMENT_S))[0]:
+                if rests():
+                    await events.comment(b"waking")
+        finally:
+            await end_tasks(first)
+        yield first.result()
+        async for item in items:
+            yield item
 
 
 async def _collect(items: Items, answer: Answer) -> object:

@@ -11,6 +11,7 @@ import structlog
 
 from runtime.errors import (
     NO_FILES,
+    AsleepError,
     DeadlineError,
     InvalidRequestError,
     OverloadedError,
@@ -44,8 +45,9 @@ def status_of(error: Exception, request_id: str) -> Status:
             unknown = isinstance(error, UnknownModelError)
             return Status(grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.INVALID_ARGUMENT, str(error))
         case OverloadedError():
-            retry_after_ms = str(max(1, round(error.retry_after_s * 1000)))
-            return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), ((RETRY_AFTER, retry_after_ms),))
+            return Status(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), _retry_after(error.retry_after_s))
+        case AsleepError():
+            return Status(grpc.StatusCode.UNAVAILABLE, str(error), _retry_after(error.retry_after_s))
         case UnavailableError() | WorkerLostError():
             return Status(grpc.StatusCode.UNAVAILABLE, str(error))
         case DeadlineError():
@@ -55,6 +57,10 @@ def status_of(error: Exception, request_id: str) -> Status:
             return Status(grpc.StatusCode.UNAVAILABLE, NO_FILES)
     spare(log.error, "request failed", request_id=request_id, exc_info=error)
     return Status(grpc.StatusCode.INTERNAL, f"internal error; request {request_id}")
+
+
+def _retry_after(seconds: float) -> Sequence[tuple[str, str]]:
+    return ((RETRY_AFTER, str(max(1, round(seconds * 1000)))),)
 
 
 def ours_alone(record: logging.LogRecord) -> bool:

@@ -14,6 +14,7 @@ from starlette.types import Scope
 from router.api.http.json_response import RETRY_AFTER, json_response
 from runtime.errors import (
     NO_FILES,
+    AsleepError,
     BodyTooLargeError,
     ContextLengthError,
     DeadlineError,
@@ -81,7 +82,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
 def error_response(error: Exception, request_id: str, form: ErrorForm = openai_form) -> Response:
     status, described = describe(error, request_id)
     headers = {"x-request-id": request_id}
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError | AsleepError):
         headers[RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
     return json_response(form(status, described, request_id), status, headers)
 

@@ -43,6 +43,11 @@ class EventStream:
         if not self._named:
             self._pending += b"data: [DONE]\n\n"
 
+    async def comment(self, text: bytes) -> None:
+        """Written at once: clients leave comments out, and see that the connection lives."""
+        self._pending += b": %b\n\n" % text
+        await self.flush()
+
     async def flush(self) -> None:
         """Waits when the client reads slowly."""
         if self._pending:

@@ -78,6 +78,7 @@ def _fields(model: Frontend, request: Request) -> dict[str, Any]:
         "created": model.created_s,
         "owned_by": "baton",
         "max_model_len": limits.longest,
+        "state": model.state(),
     }
     if model.aliases:
         fields["aliases"] = list(model.aliases)

@@ -72,3 +72,12 @@ def test_there_is_room_while_a_gpu_has_fewer_workers_than_share_one() -> None:
     assert places.has_room(1)
     assert not places.has_room(2)
     assert GpuPlaces([], workers=[1]).has_room(1)
+
+
+def test_models_that_sleep_have_a_gpu_to_themselves_while_they_are_awake() -> None:
+    places = GpuPlaces(["0", "1"], workers=[1], sleepers=[(1, "a"), (1, "b"), (1, "b")])
+    assert places.next() == {"CUDA_VISIBLE_DEVICES": "0"}
+    asleep = [places.next(1, model)["CUDA_VISIBLE_DEVICES"] for model in ("a", "b", "b")]
+    assert asleep == ["1", "1", "0"], "beside the one that never sleeps only when the other GPU is no better"
+    assert places.share == 2
+    assert GpuPlaces(["0", "1"], workers=[1], sleepers=[(1, "a"), (1, "b"), (1, "c")]).share == 1

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.service.launcher import Machines
 from baton.service.local.nats_server import NatsServer
-from baton.service.planning.live_planner import gpu_budget, gpus_per_worker
+from baton.service.planning.budget import gpu_budget, gpus_per_worker
 from baton_proto.discovery import MAJOR, LoadReport, TimedStep, WorkerLoad, WorkerRecord
 from baton_proto.planner import DECODE, PREFILL, Holds, Observation, Role, StepSample, WorkerView
 from baton_proto.routers.router_report import (

@@ -1,0 +1,1 @@
+"""Models that sleep until somebody asks for them."""
