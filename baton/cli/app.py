@@ -14,6 +14,7 @@ COMMANDS = {
     "chat": "baton.cli.chat:chat",
     "generate": "baton.cli.generate:generate",
     "status": "baton.cli.status:status",
+    "models": "baton.cli.models:models",
     "top": "baton.cli.top:top",
     "ui": "baton.cli.ui:ui",
     "logs": "baton.cli.logs:logs",

@@ -19,6 +19,7 @@ TIERS = ("host", "disk")
 
 
 def status(
+    model: options.OfModelOption = "",
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
     ca_file: options.CaFileOption = None,
@@ -27,23 +28,25 @@ def status(
     """Show the workers and the routers' queue."""
     access = Access(address, None, ca_file, operator_key_file)
     with errors_reported():
-        response = asyncio.run(_ask(access))
+        response = asyncio.run(_ask(access, model))
     if as_json:
         typer.echo(json.dumps(asdict(response)))
     else:
         _show(response)
 
 
-async def _ask(access: Access) -> Status:
+async def _ask(access: Access, model: str) -> Status:
     async with AsyncClient.through(access) as client:
-        return await client.status(options.STATUS_TIMEOUT_S)
+        return await client.status(options.STATUS_TIMEOUT_S, model)
 
 
 def _show(response: Status) -> None:
     out = console()
     is_mixed = len({worker.engine for worker in response.workers}) > 1
+    has_models = any(worker.model for worker in response.workers)
     table = Table(
         "worker",
+        *["model"] * has_models,
         "role",
         *["engine"] * is_mixed,
         "state",
@@ -55,6 +58,7 @@ def _show(response: Status) -> None:
     for worker in response.workers:
         table.add_row(
             worker.worker_id,
+            *[worker.model] * has_models,
             worker.role,
             *[worker.engine] * is_mixed,
             worker.state,

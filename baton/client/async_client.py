@@ -127,8 +127,9 @@ class AsyncClient:
     async def models(self, timeout_s: float | None = 10.0) -> list[Model]:
         return [plain(Model, model) for model in await self._ask(lambda router: router.models(timeout_s), timeout_s)]
 
-    async def status(self, timeout_s: float | None = 10.0) -> Status:
-        return plain(Status, await self._ask(lambda router: router.status(timeout_s), timeout_s))
+    async def status(self, timeout_s: float | None = 10.0, model: str = "") -> Status:
+        """`model` empty: of all."""
+        return plain(Status, await self._ask(lambda router: router.status(timeout_s, model), timeout_s))
 
     async def sleep(self, worker: str, level: int = 1, timeout_s: float = 30.0) -> WorkerSleep:
         """Drains a worker and gives its memory back. Level 1 keeps its weights in host memory, 2 drops them. Raises
@@ -140,35 +141,40 @@ class AsyncClient:
         """Takes a worker's memory again: "weights", "kv_cache", or without `tags` all."""
         return plain(WorkerSleep, await self._ask(lambda router: router.wake(worker, tags)))
 
-    async def sleep_all(self, level: int = 1, timeout_s: float = 30.0) -> dict[str, WorkerSleep | BatonError]:
-        """All workers at once, by id; the error of those that stay awake."""
-        return await self._each(lambda worker: self.sleep(worker, level, timeout_s))
+    async def sleep_all(
+        self, level: int = 1, timeout_s: float = 30.0, model: str = ""
+    ) -> dict[str, WorkerSleep | BatonError]:
+        """All workers at once, or all of a model, by id; the error of those that stay awake."""
+        return await self._each(lambda worker: self.sleep(worker, level, timeout_s), model)
 
-    async def wake_all(self, tags: Sequence[str] = ()) -> dict[str, WorkerSleep | BatonError]:
-        """All workers at once, by id; the error of those that sleep on."""
-        return await self._each(lambda worker: self.wake(worker, tags))
+    async def wake_all(self, tags: Sequence[str] = (), model: str = "") -> dict[str, WorkerSleep | BatonError]:
+        """All workers at once, or all of a model, by id; the error of those that sleep on."""
+        return await self._each(lambda worker: self.wake(worker, tags), model)
 
     async def update_weights(
-        self, model: str | os.PathLike[str], worker: str = "", timeout_s: float = 30.0
+        self, model: str | os.PathLike[str], worker: str = "", timeout_s: float = 30.0, served_model: str = ""
     ) -> list[WorkerWeights]:
         """Workers drain, read the values of a checkpoint in place, forget their caches and serve again: one worker, or
-        without `worker` all or none. `model`: a folder on the workers' machines. Raises BatonError with all reasons
+        without `worker` all or none. `model`: a folder on the workers' machines;
+        `served_model`: whose weights, where several are served. Raises BatonError with all reasons
         when nothing was changed: a checkpoint does not fit, or requests in flight do not end within `timeout_s`, or
         peers that map the KV do not let go within as long again."""
         if not isinstance(model, str | os.PathLike):
             raise InvalidRequestError("model", f"is {shown(model)}, must be the path of a folder")
         folder = str(Path(model).expanduser().absolute())
-        answer = await self._ask(lambda router: router.update_weights(folder, worker, timeout_s))
+        answer = await self._ask(lambda router: router.update_weights(folder, worker, timeout_s, served_model))
         return [plain(WorkerWeights, one) for one in answer.workers]
 
-    async def _each(self, ask: Callable[[str], Awaitable[WorkerSleep]]) -> dict[str, WorkerSleep | BatonError]:
+    async def _each(
+        self, ask: Callable[[str], Awaitable[WorkerSleep]], model: str
+    ) -> dict[str, WorkerSleep | BatonError]:
         async def outcome(worker: str) -> WorkerSleep | BatonError:
             try:
                 return await ask(worker)
             except BatonError as error:
                 return error
 
-        workers = [worker.worker_id for worker in (await self.status()).workers]
+        workers = [worker.worker_id for worker in (await self.status(model=model)).workers]
         return dict(zip(workers, await asyncio.gather(*map(outcome, workers)), strict=True))
 
     async def _ask(self, question: Callable[[RouterClient], Awaitable[T]], timeout_s: float | None = None) -> T:

@@ -76,8 +76,8 @@ class Client:
     def models(self, timeout_s: float | None = 10.0) -> list[Model]:
         return self._loop.run(self._client.models(timeout_s))
 
-    def status(self, timeout_s: float | None = 10.0) -> Status:
-        return self._loop.run(self._client.status(timeout_s))
+    def status(self, timeout_s: float | None = 10.0, model: str = "") -> Status:
+        return self._loop.run(self._client.status(timeout_s, model))
 
     def sleep(self, worker: str, level: int = 1, timeout_s: float = 30.0) -> WorkerSleep:
         return self._loop.run(self._client.sleep(worker, level, timeout_s))
@@ -85,16 +85,18 @@ class Client:
     def wake(self, worker: str, tags: Sequence[str] = ()) -> WorkerSleep:
         return self._loop.run(self._client.wake(worker, tags))
 
-    def sleep_all(self, level: int = 1, timeout_s: float = 30.0) -> dict[str, WorkerSleep | BatonError]:
-        return self._loop.run(self._client.sleep_all(level, timeout_s))
+    def sleep_all(
+        self, level: int = 1, timeout_s: float = 30.0, model: str = ""
+    ) -> dict[str, WorkerSleep | BatonError]:
+        return self._loop.run(self._client.sleep_all(level, timeout_s, model))
 
-    def wake_all(self, tags: Sequence[str] = ()) -> dict[str, WorkerSleep | BatonError]:
-        return self._loop.run(self._client.wake_all(tags))
+    def wake_all(self, tags: Sequence[str] = (), model: str = "") -> dict[str, WorkerSleep | BatonError]:
+        return self._loop.run(self._client.wake_all(tags, model))
 
     def update_weights(
-        self, model: str | os.PathLike[str], worker: str = "", timeout_s: float = 30.0
+        self, model: str | os.PathLike[str], worker: str = "", timeout_s: float = 30.0, served_model: str = ""
     ) -> list[WorkerWeights]:
-        return self._loop.run(self._client.update_weights(model, worker, timeout_s))
+        return self._loop.run(self._client.update_weights(model, worker, timeout_s, served_model))
 
 
 class Stream:

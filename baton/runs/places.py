@@ -4,6 +4,7 @@ import asyncio
 
 from baton.runs.run_file import SERVICE_FLAG, Run, choose_run
 from runtime.address import parse_address
+from runtime.config.model_entry import model_namespace
 from runtime.config.types import NATS_SCHEMES
 from runtime.errors import ConfigError, UnavailableError
 
@@ -22,18 +23,28 @@ def router_address(told: str) -> str:
     return USUAL_ADDRESS if run is None else _known(run, run.file.grpc)
 
 
-def nats_place(told: str, namespace: str) -> tuple[str, str]:
+def nats_place(told: str, namespace: str, model: str | None = None) -> tuple[str, str]:
     """NATS URL and namespace. `told`: a URL, or the name of a service, or nothing. A service that was found has its
-    own namespace, unless `namespace` is another one than the default. Raises ConfigError, UnavailableError."""
+    own namespace, unless `namespace` is another one than the default. `model`: a name gives the namespace of that
+    one's workers, which must be named where several are served; None: the service's own. Raises ConfigError,
+    UnavailableError."""
     scheme, colons, _ = told.partition("://")
     if colons and scheme not in NATS_SCHEMES:
         raise ConfigError(NATS_FLAG, f"{scheme}:// is no way to a NATS server: nats://HOST:PORT or tls://HOST:PORT")
     if ":" in told:
-        return told, namespace
+        return told, model_namespace(namespace, model) if model else namespace
     run = choose_run(told or None, f"{NATS_FLAG} or {SERVICE_FLAG}")
     if run is None:
-        return USUAL_NATS_URL, namespace
-    return _known(run, run.file.nats), run.file.namespace if namespace == "default" else namespace
+        return USUAL_NATS_URL, model_namespace(namespace, model) if model else namespace
+    namespace = run.file.namespace if namespace == "default" else namespace
+    if model is None or (not model and not run.file.models):
+        return _known(run, run.file.nats), namespace
+    if not run.file.models:
+        raise ConfigError("--model", "chooses among several models, and this service has one: leave it out")
+    if model not in run.file.models:
+        problem = f"is {model!r}, which is not served" if model else "is missing, and several are served"
+        raise ConfigError("--model", f"{problem}: {', '.join(run.file.models)}")
+    return _known(run, run.file.nats), model_namespace(namespace, model)
 
 
 async def reach(place: str, timeout_s: float, problem: str, flag: str) -> None:

@@ -87,8 +87,9 @@ class Client:
         response: pb.ListModelsResponse = await call
         return list(response.models)
 
-    async def status(self, timeout_s: float | None = None) -> pb.StatusResponse:
-        call = self._admin.Status(pb.StatusRequest(), timeout=timeout_s, metadata=self._operators)
+    async def status(self, timeout_s: float | None = None, model: str = "") -> pb.StatusResponse:
+        """`model` empty: of all."""
+        call = self._admin.Status(pb.StatusRequest(model=model), timeout=timeout_s, metadata=self._operators)
         response: pb.StatusResponse = await call
         return response
 
@@ -120,9 +121,13 @@ class Client:
         response: pb.SleepResponse = await self._admin.Sleep(request, metadata=self._operators)
         return response
 
-    async def update_weights(self, model: str, worker_id: str, timeout_s: float) -> pb.UpdateWeightsResponse:
-        """`worker_id` empty: all workers, or none."""
-        request = pb.UpdateWeightsRequest(model=model, worker_id=worker_id, timeout_s=timeout_s)
+    async def update_weights(
+        self, model: str, worker_id: str, timeout_s: float, served_model: str = ""
+    ) -> pb.UpdateWeightsResponse:
+        """`worker_id` empty: all workers, or none. `served_model`: whose weights, where several are served."""
+        request = pb.UpdateWeightsRequest(
+            model=model, worker_id=worker_id, timeout_s=timeout_s, served_model=served_model
+        )
         response: pb.UpdateWeightsResponse = await self._admin.UpdateWeights(request, metadata=self._operators)
         return response
 

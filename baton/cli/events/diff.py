@@ -44,6 +44,7 @@ def diff(
     max_blocks: Annotated[
         int, typer.Option("--blocks", min=0, max=options.UINT32_MAX, metavar="N", help="Differing blocks to list.")
     ] = 10,
+    model: options.OfModelOption = "",
     timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -55,7 +56,7 @@ def diff(
     Ends with 0 when all agree, 1 when a worker differs, else 3 when one could not be asked, else 4 when one's events
     went on too fast to compare.
     """
-    wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks)
+    wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks, model=model)
     access = Access(address, None, ca_file, operator_key_file)
     diffs = ask(access, timeout_s, lambda client: client.diff(wanted, timeout_s))
     if as_json:

@@ -37,6 +37,7 @@ def explain(
         str, typer.Option("--cache-salt", metavar="TEXT", help="The salt that the request would bring.")
     ] = "",
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose request it would be.")] = "",
+    model: options.OfModelOption = "",
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -50,7 +51,7 @@ def explain(
         raise typer.BadParameter(
             "a request that was placed has its own: leave them out", param_hint="--cache-salt, --tenant"
         )
-    subject = pb.ExplainRequest(request_id=request_id, text=prompt, cache_salt=cache_salt, tenant=tenant)
+    subject = pb.ExplainRequest(request_id=request_id, text=prompt, cache_salt=cache_salt, tenant=tenant, model=model)
     if chat is not None:
         subject.chat.messages.append(pb.ChatMessage(role="user", content=chat))
     if tokens is not None:

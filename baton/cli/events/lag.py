@@ -9,7 +9,7 @@ from rich.table import Table
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.options import JsonOption, OfModelOption
 from baton.cli.terminal.output import console, counted, print_table
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
@@ -36,6 +36,7 @@ def lag(
     as_json: JsonOption = False,
     nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
     namespace: options.NamespaceOption = "default",
+    model: OfModelOption = "",
     timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show how far each worker's events have come: published, stored, missing."""
@@ -46,7 +47,7 @@ def lag(
         else:
             await until_stopped(_watch(nats, window_s, watch_s, as_json, timeout_s))
 
-    run_with_nats(nats_url, namespace, timeout_s, work)
+    run_with_nats(nats_url, namespace, timeout_s, work, model)
 
 
 async def _report_once(nats: NatsClient, window_s: float, as_json: bool, timeout_s: float) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
+from baton.cli.terminal.options import OfModelOption
 from baton.cli.terminal.output import counted, human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
@@ -24,6 +25,7 @@ def record(
     for_s: options.ForOption = None,
     nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
     namespace: options.NamespaceOption = "default",
+    model: OfModelOption = "",
     timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Record all workers' events until Ctrl-C, on top of the blocks that they hold already."""
@@ -32,7 +34,9 @@ def record(
     async def work(nats: NatsClient) -> None:
         ttl_s = await discovery_ttl_s(nats)
         with RecordingWriter(file, nats.namespace) as writer:
-            recorder = Recorder(nats, writer, ttl_s, timeout_s, find_keys(*nats_place(nats_url, namespace)).cluster)
+            recorder = Recorder(
+                nats, writer, ttl_s, timeout_s, find_keys(*nats_place(nats_url, namespace, model)).cluster
+            )
             try:
                 await recorder.start(start)
                 await until_stopped(recorder.run(), for_s, said=f"recording into {file}")
@@ -42,7 +46,7 @@ def record(
                 await recorder.close()
         _tell(recorder, writer, file)
 
-    run_with_nats(nats_url, namespace, timeout_s, work)
+    run_with_nats(nats_url, namespace, timeout_s, work, model)
 
 
 def _tell(recorder: Recorder, writer: RecordingWriter, file: Path) -> None:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
 from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import OfModelOption
 from baton.cli.terminal.output import counted
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
@@ -32,6 +33,7 @@ def replay(
     prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="To stand before every worker id.")] = "",
     nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
     namespace: options.NamespaceOption = "default",
+    model: OfModelOption = "",
     timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Publish a recording, so that routers index it. The replayed workers get no requests, and leave at the end."""
@@ -51,7 +53,7 @@ def replay(
         finally:
             await replayer.close()
 
-    run_with_nats(nats_url, namespace, timeout_s, work)
+    run_with_nats(nats_url, namespace, timeout_s, work, model)
 
 
 async def _replay(replayer: Replayer, recording: Recording) -> None:

@@ -23,11 +23,13 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @asynccontextmanager
-async def nats_session(url: str, namespace: str, timeout_s: float) -> AsyncIterator[NatsClient]:
-    """`url`, `namespace`: as nats_place takes them. Warnings go to stderr. Raises UnavailableError when NATS cannot be
-    reached or stops answering, UnauthorizedError when it does not let us in."""
+async def nats_session(
+    url: str, namespace: str, timeout_s: float, model: str | None = None
+) -> AsyncIterator[NatsClient]:
+    """`url`, `namespace`, `model`: as nats_place takes them. Warnings go to stderr. Raises UnavailableError
+    when NATS cannot be reached or stops answering, UnauthorizedError when it does not let us in."""
     configure_logging(LoggingConfig(level="warning"), "baton")
-    url, namespace = nats_place(url, namespace)
+    url, namespace = nats_place(url, namespace, model)
     shown = split_url(url)[0]
     await _reach_one(shown, timeout_s)
     nats = await connect(url, "baton-events", namespace, timeout_s, find_keys(url, namespace).nats)
@@ -58,11 +60,13 @@ async def _reach_one(shown: str, timeout_s: float) -> None:
         raise problem
 
 
-def run_with_nats(url: str, namespace: str, timeout_s: float, work: Callable[[NatsClient], Awaitable[None]]) -> None:
+def run_with_nats(
+    url: str, namespace: str, timeout_s: float, work: Callable[[NatsClient], Awaitable[None]], model: str
+) -> None:
     """The whole of a command: `work` with a connection. Ends the command with an exit code when it fails."""
 
     async def run() -> None:
-        async with nats_session(url, namespace, timeout_s) as nats:
+        async with nats_session(url, namespace, timeout_s, model) as nats:
             await work(nats)
 
     with errors_reported():

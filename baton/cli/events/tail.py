@@ -11,7 +11,7 @@ import typer
 
 from baton.cli.events import options
 from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.options import JsonOption, OfModelOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
 from baton_proto.kv_events import DEVICE, HOMES
@@ -40,6 +40,7 @@ def tail(
     as_json: JsonOption = False,
     nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
     namespace: options.NamespaceOption = "default",
+    model: OfModelOption = "",
     timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show what the workers store in their KV caches and drop from them, as it happens."""
@@ -51,7 +52,7 @@ def tail(
         await log.seek(start)
         await until_stopped(view.follow(log, timeout_s), for_s)
 
-    run_with_nats(nats_url, namespace, timeout_s, work)
+    run_with_nats(nats_url, namespace, timeout_s, work, model)
 
 
 class TailView:

@@ -40,6 +40,7 @@ def tree(
     hottest: Annotated[
         int, typer.Option("--hottest", min=0, max=options.UINT32_MAX, metavar="N", help="Prefixes reused most.")
     ] = 5,
+    model: options.OfModelOption = "",
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -47,7 +48,7 @@ def tree(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show which prefixes the router knows to be cached, where, and how much they are used."""
-    wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest)
+    wanted = pb.TreeRequest(max_depth=depth, max_children=children, max_runs=max_runs, max_hottest=hottest, model=model)
 
     async def question(client: Client) -> tuple[pb.TreeSummary, list[pb.TreeRun], pb.StatusResponse]:
         return (*await client.tree(wanted, timeout_s), await client.status(timeout_s))

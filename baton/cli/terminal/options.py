@@ -60,6 +60,9 @@ DrainTimeoutOption = Annotated[
 ModelOption = Annotated[
     str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
 ]
+OfModelOption = Annotated[
+    str, typer.Option("--model", metavar="NAME", show_default=False, help="The model, where several are served.")
+]
 TemperatureOption = Annotated[
     float | None, typer.Option("--temperature", "-t", metavar="T", help="0 is greedy. [default: 1.0]")
 ]

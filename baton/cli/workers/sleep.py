@@ -28,12 +28,14 @@ WorkerArgument = Annotated[
     str | None, typer.Argument(metavar="WORKER", help="Its id, as `baton status` shows it.", show_default=False)
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All workers at once.")]
+ModelOption = Annotated[str, typer.Option(metavar="NAME", show_default=False, help="With --all: of this model.")]
 Outcomes = dict[str, WorkerSleep | BatonError]
 
 
 def sleep(
     worker: WorkerArgument = None,
     everyone: AllOption = False,
+    model: ModelOption = "",
     level: Annotated[
         int, typer.Option(min=1, max=2, help="1 keeps the weights in host memory, 2 drops them and reads them again.")
     ] = 1,
@@ -44,14 +46,14 @@ def sleep(
     as_json: options.JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
-    _check(worker, everyone)
+    _check(worker, everyone, model)
     access = Access(address, None, ca_file, operator_key_file)
 
     async def work() -> Outcomes:
         wish = await _planners_wish(access.place, worker)
         async with AsyncClient.through(access) as client:
             if worker is None:
-                outcomes = await client.sleep_all(level, drain_timeout)
+                outcomes = await client.sleep_all(level, drain_timeout, model)
             else:
                 outcomes = {worker: await client.sleep(worker, level, drain_timeout)}
         if wish:
@@ -64,6 +66,7 @@ def sleep(
 def wake(
     worker: WorkerArgument = None,
     everyone: AllOption = False,
+    model: ModelOption = "",
     tags: Annotated[str, typer.Option(metavar="TAG,TAG", help=f"{', '.join(TAGS)}. [default: both]")] = "",
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -71,7 +74,7 @@ def wake(
     as_json: options.JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
-    _check(worker, everyone)
+    _check(worker, everyone, model)
     access = Access(address, None, ca_file, operator_key_file)
     wanted = [tag for tag in tags.split(",") if tag]
     if strange := [tag for tag in wanted if tag not in TAGS]:
@@ -79,14 +82,18 @@ def wake(
 
     async def work() -> Outcomes:
         async with AsyncClient.through(access) as client:
-            return await client.wake_all(wanted) if worker is None else {worker: await client.wake(worker, wanted)}
+            if worker is None:
+                return await client.wake_all(wanted, model)
+            return {worker: await client.wake(worker, wanted)}
 
     _report(work(), everyone, as_json)
 
 
-def _check(worker: str | None, everyone: bool) -> None:
+def _check(worker: str | None, everyone: bool, model: str) -> None:
     if (worker is None) != everyone:
         raise typer.BadParameter("name one worker, or all of them with --all", param_hint="WORKER")
+    if model and not everyone:
+        raise typer.BadParameter("is for --all: a worker's own name suffices", param_hint="--model")
 
 
 async def _planners_wish(address: str, worker_id: str | None) -> str:

@@ -23,6 +23,9 @@ def update_weights(
     ],
     worker: Annotated[str, typer.Option(metavar="WORKER", help="Its id, as `baton status` shows it.")] = "",
     everyone: Annotated[bool, typer.Option("--all", help="All workers, or none.")] = False,
+    served_model: Annotated[
+        str, typer.Option(metavar="NAME", show_default=False, help="Whose weights, where several models are served.")
+    ] = "",
     drain_timeout: options.DrainTimeoutOption = 30.0,
     address: options.AddressOption = options.DEFAULT_ADDRESS,
     operator_key_file: options.OperatorKeyFileOption = None,
@@ -36,7 +39,7 @@ def update_weights(
 
     async def work() -> list[WorkerWeights]:
         async with AsyncClient.through(access) as client:
-            return await client.update_weights(model, worker, drain_timeout)
+            return await client.update_weights(model, worker, drain_timeout, served_model)
 
     with errors_reported():
         outcomes = asyncio.run(work())

@@ -22,6 +22,7 @@ from baton.cli.terminal.exit_codes import ExitCode
 from runtime.errors import UnauthorizedError
 from runtime.processes.owned_folder import PREFIX
 from tests.service import assert_gone
+from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -357,3 +358,24 @@ def test_who_puts_a_worker_to_sleep_hears_that_the_planner_wakes_it(service: Up)
     done = service.run("sleep", "prefill-1")
     assert done.exit_code == 0
     assert done.stderr == "warning: the planner wants 1 prefill workers and wakes prefill-1 again\n"
+
+
+def test_of_several_models_commands_ask_for_one(tmp_path: Path) -> None:
+    folders = [str(write_tiny_model(tmp_path / name, seed=seed)) for seed, name in enumerate(("one", "two"))]
+    small = ["--prefill", "0", "--set", "engine.kv_memory=16MiB"]
+    with baton_up(tmp_path, "--model", folders[0], "--model", folders[1], *small) as up:
+        listed = json.loads(up.run("models", "--json").stdout)
+        assert [(row["id"], row["state"], [worker["worker_id"] for worker in row["workers"]]) for row in listed] == [
+            ("one", "ready", ["decode-one-1"]),
+            ("two", "ready", ["decode-two-1"]),
+        ]
+        for question in (["status"], ["events", "tree"], ["events", "lag"], ["events", "explain", "--prompt", "a"]):
+            answer = up.run(*question, "--model", "two")
+            assert answer.exit_code == 0
+            assert "decode-one-1" not in answer.stdout
+        new = ["update-weights", "--model", folders[0], "--all"]
+        assert up.run(*new, "--served-model", "two").exit_code == 0
+        for command in (["events", "tree"], ["events", "lag"], new, ["generate", "--prompt", "a"]):
+            refused = up.run(*command)
+            assert refused.exit_code == ExitCode.USAGE
+            assert "one, two" in refused.output
