@@ -51,16 +51,18 @@ async def browser(chromium: Browser) -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def crowded(tiny_model: Path, crowd: Crowd) -> AsyncIterator[str]:
+async def crowded(tiny_model: Path, crowd: Crowd, *others: Crowd) -> AsyncIterator[str]:
     """The page's address, without a key."""
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model), ["Yes."]))
-    app = create_app(frontend, lambda: b"", operators_routes=crowd.endpoints([Secret(KEY)]).routes())
+    app = create_app(frontend, lambda: b"", operators_routes=crowd.endpoints([Secret(KEY)], *others).routes())
     async with await serve_http(app, "127.0.0.1", 0) as server:
-        await crowd.feed.start()
+        for one in (crowd, *others):
+            await one.feed.start()
         try:
             yield f"http://127.0.0.1:{server.port}/ui"
         finally:
-            await crowd.feed.close()
+            for one in (crowd, *others):
+                await one.feed.close()
 
 
 async def every_worker(tab: Tab, count: int) -> list[str]:
@@ -146,6 +148,27 @@ async def test_a_wrong_key_is_said_to_be_one_and_the_right_one_is_not_asked_for_
         assert await tab.value("document.querySelector('#login').hidden")
         await tab.go(address)
         await tab.until(LIVE)
+
+
+async def test_a_chooser_shows_one_of_several_models_at_a_time(tiny_model: Path, browser: Browser) -> None:
+    one, two = Crowd(1, 1, models=("one", "two")), Crowd(0, 3, models=("two", "one"))
+    async with crowded(tiny_model, one, two) as address:
+        tab = await browser.open(f"{address}#key={KEY}")
+        await tab.until("document.querySelector('#counts').innerText === '1 decode ready · 1 prefill ready'")
+        assert await tab.value("[...document.querySelector('#model').options].map(option => option.text)") == [
+            "one",
+            "two",
+        ]
+        await tab.value("(model => { model.value = 'two'; model.dispatchEvent(new Event('change')) })($('model'))")
+        await tab.until("document.querySelector('#counts')?.innerText === '3 decode ready'")
+        assert await tab.value("[location.search, $('model').value]") == ["?model=two", "two"]
+        await tab.go(f"{address}?model=three")
+        await tab.until("document.querySelector('#state').innerText.includes('this model is not served')")
+        browser.problems.clear()  # of the answer 404
+    async with crowded(tiny_model, Crowd(1, 1)) as address:
+        tab = await browser.open(f"{address}#key={KEY}")
+        await tab.until(LIVE)
+        assert await tab.value("$('model').hidden"), "there is nothing to choose"
 
 
 async def test_it_is_light_and_dark_and_tells_kinds_and_states_apart(tiny_model: Path, browser: Browser) -> None:
