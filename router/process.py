@@ -22,8 +22,8 @@ from router.api.responses.shared_store import SharedResponseStore
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
-from router.leaving import Leaving
 from router.counters.metrics import ApiMetrics, RouterMetrics
+from router.leaving import Leaving, connection_age_s
 from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Models
 from router.requests.rate_limits import RateLimits
@@ -261,7 +261,8 @@ async def _open_apis(
     innermost = [] if traces is None else [TraceCalls(traces)]
     places = _places()
     (frontend, questions), *others = ((one.frontend, one.questions) for one in models)
-    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins, others)
+    age_s = connection_age_s(config.workers.drain_timeout_s)
+    grpc_api = GrpcApi(frontend, questions, keys.api, tls, keys.operator, innermost, places.grpc, logins, others, age_s)
     grpc_port = await grpc_api.start(host, config.router.grpc_port)
     closing.push_async_callback(grpc_api.stop, END_GRACE_S)
     context = None if tls is None else tls.server_context()

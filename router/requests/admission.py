@@ -174,6 +174,10 @@ class AdmissionQueue:
         """Prompt tokens of the waiting choices. A replay counts none."""
         return sum(turn.tokens for turn in self._waiting)
 
+    @property
+    def is_empty(self) -> bool:
+        return self._empty.is_set()
+
     async def wait_empty(self, timeout_s: float) -> int:
         """Returns how many requests are left: 0 as soon as the last one has gone, more when the time is up."""
         with contextlib.suppress(TimeoutError):

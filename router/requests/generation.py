@@ -98,6 +98,10 @@ class Generator:
         """Says from now on that it is not ready, and serves on."""
         self._leaving = True
 
+    @property
+    def is_idle(self) -> bool:
+        return self._parts.queue.is_empty
+
     async def drain(self, timeout_s: float) -> int:
         """Refuses new requests from now on; returns how many are still in flight when the time is up."""
         self._leaving = self._draining = True

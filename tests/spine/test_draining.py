@@ -82,6 +82,21 @@ async def test_a_router_that_leaves_serves_on_while_it_sends_callers_elsewhere()
         assert await stopping
 
 
+async def test_a_deadline_is_told_on_a_connection_that_has_its_age() -> None:
+    """The connection is to end with its last call, which the client's own deadline would cut off."""
+    workers = {"per_process": 1, "drain_timeout_s": 3.0}  # connections have their age after 1 s
+    async with running_service("mock", 0, 1, workers=workers) as service, asyncio.TaskGroup() as group:
+
+        async def asked() -> grpc.StatusCode:
+            async with Client(service.grpc_address) as client:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await client.generate(greedy([5] * 50, 20 * LENGTH, ignore_eos=True), 1.5)
+            return caught.value.code()
+
+        calls = [group.create_task(asked()) for _ in range(32)]
+    assert {call.result() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
 async def all_running(service: Service, prompts: list[list[int]]) -> list[asyncio.Task[Answer]]:
     """Requests that have their first token, and so run on decode workers: one that is still on its way to a worker when
     that is told to stop goes elsewhere."""

@@ -1,6 +1,7 @@
 """Calls for text, whichever gRPC service they ask: who calls, how each ends, and how long the server waits for that."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from runtime.side_lane import TENANT
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 FIRST_TOKEN_METADATA = "baton-deadline-ms"  # of the first token: a request that would miss it is refused
+EARLIER_S = 0.05
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 
 log = structlog.get_logger()
@@ -37,6 +39,19 @@ class Outcome:
         """`field`: the caller's name of the id. Raises InvalidRequestError."""
         wanted = wanted or metadata(context, REQUEST_ID_METADATA)
         self.shown_id, self.work_id = make_request_id(wanted, field)
+
+
+def left_s(context: Any) -> float | None:
+    """Seconds in which a call is to end here; None: its caller has no deadline. It is a little less than the caller
+    waits: gRPC would end the call itself then, and on a connection that has its age it reads as UNAVAILABLE."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else remaining_s - min(EARLIER_S, remaining_s / 2)
+
+
+def deadline_s(context: Any) -> float | None:
+    """The same on the monotonic clock."""
+    timeout_s = left_s(context)
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 class Calls:

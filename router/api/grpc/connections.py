@@ -54,6 +54,20 @@ class GrpcConnections:
             self._ended.pop(peer, None)
             self._ended[peer] = None
 
+    def leave(self, port: int) -> None:
+        """Who connects from now on reaches another process that listens on the port, or none."""
+        for peer, one in _sockets_at(port):
+            with one:
+                if peer is None:
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def any_at(self, port: int) -> bool:
+        for peer, one in _sockets_at(port):
+            one.close()
+            if peer is not None:
+                return True
+        return False
+
     async def watch(self, port: int) -> None:
         pause_s = LOOK_S
         while True:
@@ -65,7 +79,8 @@ class GrpcConnections:
 
     def _look(self, port: int) -> None:
         with contextlib.ExitStack() as closing:
-            now = {peer: closing.enter_context(one) for peer, one in _sockets_at(port)}
+            copies = [(peer, closing.enter_context(one)) for peer, one in _sockets_at(port)]
+            now = {peer: one for peer, one in copies if peer is not None}
             self._open = {peer: None for peer in (*self._open, *now) if peer in now}
             self._ended = {peer: None for peer in self._ended if peer in now}
             if len(now) <= CROWDED * self._places:
@@ -80,23 +95,26 @@ class GrpcConnections:
             spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
 
 
-def _sockets_at(port: int) -> Iterator[tuple[Peer, socket.socket]]:
-    """Copies of this process's connected sockets at the port. Invariant: what is asked is the copy, because the number
-    may belong to something else by now."""
+def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:
+    """Copies of this process's sockets at the port: those with a peer, and those that listen, with None. Invariant:
+    what is asked is the copy, because the number may belong to something else by now."""
     for number in os.listdir(OPEN_FILES):
         with contextlib.suppress(OSError):
             if not os.readlink(f"{OPEN_FILES}/{number}").startswith("socket:"):
                 continue
             copy = socket.socket(fileno=os.dup(int(number)))
+            peer = None
             try:
                 here = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port
-                peer = copy.getpeername() if here else None
-            except OSError:  # it listens
-                peer = None
-            if peer is None:
-                copy.close()
+                if here and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    address = copy.getpeername()
+                    peer = address[0].removeprefix("::ffff:"), address[1]
+            except OSError:  # it is closed
+                here = False
+            if here:
+                yield peer, copy
             else:
-                yield (peer[0].removeprefix("::ffff:"), peer[1]), copy
+                copy.close()
 
 
 def _peer_of(shown: str) -> Peer:

@@ -5,7 +5,6 @@ would answer UNKNOWN with the name of a Python class, and log a stack trace.
 """
 
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
@@ -15,6 +14,7 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from router.api.grpc.calling import deadline_s
 from router.api.grpc.connections import GrpcConnections
 from router.api.grpc.errors import status_of
 from router.api.grpc.receiving import Receiving
@@ -88,9 +88,7 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
             try:
                 if len(data) <= IN_PLACE_BYTES:
                     return decode(data)
-                left_s = context.time_remaining()
-                deadline_s = None if left_s is None else time.monotonic() + left_s
-                return await self._lane.run(deadline_s, _decode_long, decode, data, kind)
+                return await self._lane.run(deadline_s(context), _decode_long, decode, data, kind)
             except DecodeError as error:
                 raise InvalidRequestError("request", str(error)) from error
 

@@ -1,7 +1,6 @@
 """The gRPC service `baton.v1.Inference`."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
@@ -11,7 +10,7 @@ import structlog
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc.admin import Context
-from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls
+from router.api.grpc.calling import REQUEST_ID_METADATA, STALL_GRACE_S, Calls, deadline_s, left_s
 from router.api.grpc.errors import Status
 from router.api.grpc.messages import (
     finished_message,
@@ -68,7 +67,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 hint=cache_hint(request.keep_cache_s, request.drop_cache, *keeps_s),
-                timeout_s=context.time_remaining(),
+                timeout_s=left_s(context),
             )
             so_far = [tokens.ids for tokens in request.tokens_so_far]
             request.ClearField(RESUME_FROM)
@@ -105,9 +104,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
     async def _aside(self, work: Callable[[pb.GenerateRequest], T], request: pb.GenerateRequest, context: Context) -> T:
         """Raises what the work and the side lane raise."""
-        left_s = context.time_remaining()
-        deadline_s = None if left_s is None else time.monotonic() + left_s
-        return await self._models.lane.run(deadline_s, work, request)
+        return await self._models.lane.run(deadline_s(context), work, request)
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: Context

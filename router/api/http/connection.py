@@ -127,11 +127,11 @@ class Connection(HttpToolsProtocol):
         due_s = self._since_s + PATIENCE_S + self._body_bytes / MIN_BODY_BYTES_PER_S
         return (2, self._since_s) if time.monotonic() > due_s else None
 
-    def let_go(self) -> None:
-        """Ends with the answer that is due, and at once where the client has had one and asks for nothing."""
-        if self._answering():
-            self.shutdown()
-        elif self._serving is not None and self._awaits in (NOTHING, REQUEST):
+    def let_go(self, idle_s: float) -> None:
+        """Closes the connection where the client has had an answer, and has asked for nothing for `idle_s` since: the
+        head of an answer under way has not said that it is the last."""
+        rests = not self._answering() and self._awaits in (NOTHING, REQUEST)
+        if self._serving is not None and rests and time.monotonic() - self._since_s > idle_s:
             self.transport.close()
 
     def drop(self) -> bool:

@@ -73,10 +73,10 @@ class HttpServer:
         for acceptor in self._server.servers:
             cast(_Acceptor, acceptor).hand_over()
 
-    def let_go(self) -> None:
-        """Closes the connections of those who have had an answer and ask for nothing."""
+    def let_go(self, idle_s: float) -> None:
+        """Closes the connections of those who have had an answer and ask for nothing for `idle_s`."""
         for connection in list(self._server.server_state.connections):
-            cast(Connection, connection).let_go()
+            cast(Connection, connection).let_go(idle_s)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no new connections; requests in flight have `grace_s` to end, then they are cancelled. Idempotent."""

@@ -14,7 +14,7 @@ import grpc.aio
 import msgspec
 
 from baton_proto.generated import open_inference_pb2 as pb, open_inference_pb2_grpc as pb_grpc
-from router.api.grpc.calling import STALL_GRACE_S, Calls, Outcome
+from router.api.grpc.calling import STALL_GRACE_S, Calls, Outcome, left_s
 from router.api.grpc.errors import Status, status_of
 from router.api.kserve.infer_request import ANY, INPUTS, OUTPUTS, STREAM, Wish, read_wish
 from router.api.kserve.tensors import add_output
@@ -141,10 +141,9 @@ class KserveService(pb_grpc.GRPCInferenceServiceServicer):
     ) -> tuple[Frontend, Wish, GenerateRequest]:
         """Raises what validation raises. The wish comes without its prompt and its options, which may be long."""
         outcome.name(request.id, context, "id")
-        left_s = context.time_remaining()
-        timeouts_s = [limit for limit in (left_s, wish.timeout_s) if limit is not None]
         frontend = self._model(request.model_name, request.model_version)
         wish = read_wish(request, frontend.generator.limits().max_model_len)
+        timeouts_s = [limit for limit in (left_s(context), wish.timeout_s) if limit is not None]
         call = self._calls.admit(
             context,
             outcome.work_id,

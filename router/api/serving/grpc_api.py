@@ -30,7 +30,6 @@ from router.api.grpc.receiving import Receiving
 from router.api.kserve.service import KserveService
 from router.requests.frontend import Frontend, Models
 from runtime.address import format_address
-from runtime.end_task import end_tasks
 from runtime.security.bearer_keys import BearerKeys
 from runtime.security.failed_logins import API_KEY, OPERATOR_KEY, FailedLogins
 from runtime.security.grpc_bearer import SERVER_OPTIONS, RequireBearer
@@ -41,6 +40,7 @@ from runtime.security.tls import Tls
 
 HEALTH_INTERVAL_S = 0.2
 MAX_CONNECTIONS = 4096
+CONNECTION_AGE_S = 10.0
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 ADMIN = "/baton.v1.Admin/"
 KSERVE = "/inference.GRPCInferenceService/"
@@ -64,11 +64,14 @@ class GrpcApi:
         max_connections: int = MAX_CONNECTIONS,
         logins: FailedLogins | None = None,
         others: Sequence[tuple[Frontend, Questions]] = (),
+        connection_age_s: float = CONNECTION_AGE_S,
     ) -> None:
         """`Admin` asks for one of `operators`. With `keys`, all else but health asks for one of those. `logins` is told
-        of wrong keys. Other processes of this user may listen on the port, too. `others`: further models."""
+        of wrong keys. Other processes of this user may listen on the port, too. `others`: further models.
+        A client whose connection is older than `connection_age_s` is told to make its next calls on a new one."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(ours_alone)
         self.port = 0
+        self.longest_stay_s = 1.1 * connection_age_s + 1.0  # gRPC spreads the ages by a tenth
         models = self._models = Models((frontend, *(model for model, _ in others)))
         self._calls = Calls(models, keys)
         self._health = health.aio.HealthServicer()
@@ -88,7 +91,8 @@ class GrpcApi:
             guards.insert(0, RequireBearer(keys, API_KEY, tuple(elsewhere), logins=logins))
         guards += innermost
         places = ("grpc.max_allowed_incoming_connections", max_connections)
-        options = [("grpc.so_reuseport", 1), size_limit, places, *SERVER_OPTIONS]
+        age = ("grpc.max_connection_age_ms", int(1e3 * connection_age_s))
+        options = [("grpc.so_reuseport", 1), size_limit, places, age, *SERVER_OPTIONS]
         self._server = grpc_server(options, guards)
         pb_grpc.add_InferenceServicer_to_server(InferenceService(models, self._calls), self._server)
         kserve_grpc.add_GRPCInferenceServiceServicer_to_server(KserveService(models, self._calls), self._server)
@@ -97,7 +101,6 @@ class GrpcApi:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._watches: list[asyncio.Task[None]] = []
-        self._leaving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
@@ -115,10 +118,14 @@ class GrpcApi:
         self._watches = [asyncio.create_task(watch) for watch in (self._watch_health(), crowd)]
         return self.port
 
-    def hand_over(self, limit_s: float) -> None:
-        """Leaves the port to the other processes that listen on it, and tells clients to connect anew. Requests in
-        flight go on for `limit_s`."""
-        self._leaving = asyncio.create_task(self._server.stop(limit_s), name="gRPC leaves the port")
+    async def hand_over(self) -> None:
+        """Leaves the port to the other processes that listen on it. Clients that have connected are served until they
+        connect anew, the last after `longest_stay_s`. A server of gRPC that is stopped would tell them at once, but
+        cancel the calls that are on their way."""
+        await asyncio.to_thread(self._connections.leave, self.port)
+
+    async def has_clients(self) -> bool:
+        return await asyncio.to_thread(self._connections.any_at, self.port)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Requests in flight have `grace_s` to end, then they are cancelled. The generator decides whether new requests
@@ -127,8 +134,6 @@ class GrpcApi:
             watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._calls.until_idle(grace_s)
-        if self._leaving is not None:
-            await end_tasks(self._leaving)
         await self._server.stop(None)  # only watchers of the health are left, who never end by themselves
 
     async def _watch_health(self) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import signal
 import time
@@ -93,25 +95,62 @@ async def test_a_router_that_hangs_is_replaced_and_whoever_asked_it_is_served(
 
 
 async def test_a_router_that_is_told_to_leave_hands_its_clients_over_and_no_request_fails() -> None:
+    """Over gRPC each client calls again at once, so that calls are on their way at any moment."""
+    ending = asyncio.Event()
+
+    async def over_grpc(client: Client) -> None:
+        while not ending.is_set():
+            await client.models(timeout_s=WAIT_S)
+            await client.generate(REQUEST, timeout_s=WAIT_S)
+
     async with (
         running(**SERVICE) as (told, task),
         httpx.AsyncClient(timeout=WAIT_S) as kept,
-        client_of(told, "router-2") as grpc,
+        contextlib.AsyncExitStack() as clients,
+        asyncio.TaskGroup() as callers,
     ):
+        for _ in range(8):
+            callers.create_task(over_grpc(await clients.enter_async_context(client_of(told, "router-2"))))
         left = asyncio.create_task(
             told.until({"event": "lost", "id": "router-2"}, {"event": "ready", "id": "router-2"})
         )
-        answered = 0
+        os.kill(told.pids["router-2"], signal.SIGTERM)
         while not left.done():
-            if answered == 20:
-                os.kill(told.pids["router-2"], signal.SIGTERM)
             await asyncio.gather(
                 *(asked_over_http(told, client=kept) for _ in range(8)),
                 asked_over_http(told),
-                grpc.generate(REQUEST, timeout_s=WAIT_S),
             )
-            answered += 10
+        ending.set()
         assert not task.done()
+
+
+async def test_a_connection_whose_answer_outlasts_the_hand_over_is_answered_once_more() -> None:
+    """The head of that answer came before: it could not say that it is the last one."""
+    long = 600  # tokens, which take longer than idle connections are kept
+
+    def ask_twice(address: str) -> list[int]:
+        host, _, port = address.rpartition(":")
+        codes = list[int]()
+        with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=WAIT_S)) as connection:
+            connection.connect()
+            connection.auto_open = 0  # a connection that has been closed is an error
+            for tokens in (long, 4):
+                body = {"model": "mock", "prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+                connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+                with connection.getresponse() as answer:
+                    answer.read()
+                codes.append(answer.status)
+        return codes
+
+    async with running(**SERVICE) as (told, _), client_of(told, "router-1") as client:
+        asking = [
+            asyncio.create_task(asyncio.to_thread(ask_twice, told.addresses["router-1"]["http"])) for _ in range(5)
+        ]
+        async with asyncio.timeout(WAIT_S):
+            while (await client.status(WAIT_S)).queue.running < len(asking):
+                await asyncio.sleep(0.02)
+        os.kill(told.pids["router-2"], signal.SIGTERM)
+        assert await asyncio.gather(*asking) == [[200, 200]] * len(asking)
 
 
 async def test_of_routers_that_end_together_one_serves_the_drain_window() -> None:
