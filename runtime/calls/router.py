@@ -13,11 +13,14 @@ from runtime.security.grpc_bearer import metadata
 from runtime.security.secret import Secret
 
 LONGEST_S = 1e6  # of a call: gRPC takes much longer ones to be over; a router ends each after a day anyway
+MAX_CONNECTIONS = 32  # of a client, as it needs them: each takes MAX_STREAMS calls at once
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # a proxy in the environment must not stand between two processes of one service
     ("grpc.use_local_subchannel_pool", 1),  # a new client never inherits the back-off of an earlier one
     ("grpc.initial_reconnect_backoff_ms", 100),  # another router may have the port already
     ("grpc.max_reconnect_backoff_ms", 1_000),  # a service that comes back is found within 1 s
+    ("grpc.max_connections_per_subchannel_cap", MAX_CONNECTIONS),
+    ("grpc.service_config", f'{{"connectionScaling": {{"maxConnectionsPerSubchannel": {MAX_CONNECTIONS}}}}}'),
 ]
 
 

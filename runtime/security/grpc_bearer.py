@@ -13,9 +13,9 @@ from runtime.security.secret import Secret
 
 HEADER: Final = "authorization"
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
-MAX_STREAMS: Final = 4096  # calls at once on one connection; each takes 5 KB before its message has come
+MAX_STREAMS: Final = 128  # calls at once on one connection, with those that are given up and not yet taken by Python
 LOOKAHEAD_BYTES: Final = 16 * 1024  # of a message that nobody reads yet
-MAX_PENDING: Final = 2 * MAX_STREAMS  # calls of a method, over all connections, before Python takes them: 32 KiB each
+MAX_PENDING: Final = 64 * MAX_STREAMS  # calls of a method, over all connections, before Python takes them: 32 KiB each
 MAX_HEAD_BYTES: Final = 16 * 1024  # of a call's metadata: names, values, and 32 bytes for each
 SERVER_OPTIONS = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
@@ -35,8 +35,9 @@ HANDSHAKE_TIMEOUT_MS. Until the client has agreed, gRPC takes heads of 16 MiB. B
 on at random, and holds what it refuses for up to a second (the tarpit), after the end of its connection, too, with
 a message of 445 KB for a head of 16 KB that names a field again and again. Between two heads of a connection, what is
 held of refused ones is given back: gRPC by itself reads 32 before that. With the probe, gRPC would raise
-LOOKAHEAD_BYTES as fast as a client sends. Of more than 1000 pending calls, gRPC would end some, and of more than 3000
-all, with CANCELLED and without a word."""
+LOOKAHEAD_BYTES as fast as a client sends. Beyond max_pending_requests gRPC ends calls at random, and beyond the hard
+limit all, with CANCELLED and without a word. A call that its client has given up is pending until Python takes it, so
+one connection may have few: MAX_STREAMS is what keeps strangers from filling the places of honest callers."""
 
 Metadata = Sequence[tuple[str, str]]
 Handler = Any  # grpc.RpcMethodHandler[...]

@@ -182,7 +182,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("stuck viewers", connections.stuck_viewers),
     Attack("unread answers", connections.unread_answers),
     Attack("header floods", connections.header_floods, ("nobody",)),
-    Attack("resets", connections.resets, ("nobody",)),
+    Attack("resets", connections.resets, ON_WIRES),
     Attack("idle channels", connections.idle_channels, ("nobody",)),
 )
 BY_NAME = {attack.name: attack for attack in ATTACKS}

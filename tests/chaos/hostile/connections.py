@@ -23,6 +23,7 @@ SLOW = 200
 STUCK = 40
 STEP_S = 0.2  # between two bytes of who is slow
 HOLD_S = 3600.0
+ACK = 1
 
 Talk = Callable[[Lines], Awaitable[None]]
 
@@ -49,11 +50,18 @@ async def idle(stranger: Stranger) -> None:
     await _kept_up(stranger.http, IDLE, _until_closed)
 
 
+async def _agree(lines: Lines) -> None:
+    """Agrees to the service's settings, because gRPC soon cuts off who does not."""
+    lines[1].write(PREFACE + frame(SETTINGS, 0, 0, b""))
+    await lines[0].read(65536)
+    lines[1].write(frame(SETTINGS, ACK, 0, b""))
+
+
 async def idle_channels(stranger: Stranger) -> None:
     """Connections for gRPC on which no call is made."""
 
     async def greet(lines: Lines) -> None:
-        lines[1].write(PREFACE + frame(SETTINGS, 0, 0, b""))
+        await _agree(lines)
         await _until_closed(lines)
 
     await _kept_up(stranger.grpc, IDLE, greet)
@@ -143,10 +151,12 @@ async def resets(stranger: Stranger) -> None:
         "content-type": "application/grpc",
         "te": "trailers",
     }
+    if stranger.who == "user":
+        fields["authorization"] = f"Bearer {stranger.key}"
     head = b"".join(literal(name, value) for name, value in fields.items())
 
     async def talk(lines: Lines) -> None:
-        lines[1].write(PREFACE + frame(SETTINGS, 0, 0, b""))
+        await _agree(lines)
         calls = (
             frame(HEADERS, END_HEADERS, stream, head) + frame(RST_STREAM, 0, stream, struct.pack(">I", 8))
             for stream in range(1, 200_001, 2)

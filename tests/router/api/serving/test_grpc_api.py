@@ -24,8 +24,9 @@ from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_
 from router.api.serving.grpc_api import GrpcApi, InferenceService
 from router.requests.frontend import Frontend
 from runtime.blocks.block_hash import SEED
+from runtime.calls.router import Client
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
-from runtime.security.grpc_bearer import MAX_STREAMS, metadata as key_metadata
+from runtime.security.grpc_bearer import MAX_PENDING, MAX_STREAMS, metadata as key_metadata
 from runtime.security.secret import Secret
 from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
 from tests.router.operator_questions import make_questions
@@ -207,10 +208,23 @@ async def test_calls_at_once_on_one_connection_are_bounded(api: GrpcApi) -> None
 @pytest.mark.slow
 async def test_thousands_of_calls_at_once_are_all_answered(api: GrpcApi) -> None:
     """More than the server takes from gRPC meanwhile: gRPC itself would end many of them with CANCELLED."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
-        stub = pb_grpc.InferenceStub(channel)
-        calls = [stub.ListModels(pb.ListModelsRequest(), timeout=60) for _ in range(MAX_STREAMS)]
+    async with contextlib.AsyncExitStack() as stack:
+        calls = []
+        for _ in range(MAX_PENDING // MAX_STREAMS // 2):
+            own_connection = grpc.aio.insecure_channel(f"127.0.0.1:{api.port}", [("grpc.use_local_subchannel_pool", 1)])
+            stub = pb_grpc.InferenceStub(await stack.enter_async_context(own_connection))
+            calls += [stub.ListModels(pb.ListModelsRequest(), timeout=60) for _ in range(MAX_STREAMS)]
         assert {await call.code() for call in calls} == {grpc.StatusCode.OK}
+
+
+async def test_our_client_has_more_calls_at_once_than_one_connection_takes(
+    api: GrpcApi, generator: ScriptedGenerator
+) -> None:
+    generator.stuck_at = 0
+    async with Client(f"127.0.0.1:{api.port}") as client, contextlib.AsyncExitStack() as stack:
+        for _ in range(MAX_STREAMS + 1):
+            stream = await stack.enter_async_context(contextlib.aclosing(client.stream(pb.GenerateRequest(text="Hi"))))
+            assert (await asyncio.wait_for(anext(stream), 20)).HasField("started")
 
 
 async def test_messages_of_10_mb_are_refused(stub: pb_grpc.InferenceStub) -> None:
