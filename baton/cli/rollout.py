@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from baton.cli.terminal.service_news import print_news
 from baton.runs.access import OPERATOR_KEY_FLAG
 from baton.runs.places import nats_place
 from baton.runs.run_file import find_keys
-from baton.service.wanted.configuration import laid_over, wanted
+from baton.service.wanted.configuration import changed, laid_over, wanted_models
 from baton_proto.rollout import Back, Planned, Rollout, ServiceView
 from runtime.calls.supervisor import ask_service, tell_supervisor
 from runtime.config.overrides import merged, nested
@@ -41,7 +42,13 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="serving.yaml. The options of `baton up` go before it; default: what runs."),
 ]
-ModelOption = Annotated[str | None, typer.Option(metavar="NAME_OR_PATH", help="Other weights, as in `baton up`.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME_OR_PATH",
+        help="Other weights, as in `baton up`. Of several models: the one whose keys --set gives, such as model=PATH.",
+    ),
+]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key; it goes before all.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, and change nothing.")]
 BackOption = Annotated[bool, typer.Option("--back", help="To what was before the last roll-out.")]
@@ -70,8 +77,8 @@ def rollout(
         raise typer.BadParameter("--back knows what to go back to: leave --config, --model and --set out")
     with errors_reported():
         given = None if config is None else absolute(_checked(config))
-        changes = functools.reduce(merged, map(nested, settings or ()), {} if model is None else {"model": model})
-        order = Back(dry_run) if back else Rollout(given, absolute(changes), own_code(), dry_run)
+        changes: dict[str, Any] = functools.reduce(merged, map(nested, settings or ()), {})
+        order = Back(dry_run) if back else Rollout(given, absolute(changes), own_code(), dry_run, model or "")
         try:
             problem = asyncio.run(_rolled_out(order, nats_url, namespace, operator_key_file, as_json))
         except KeyboardInterrupt:
@@ -98,18 +105,23 @@ async def _rolled_out(order: Rollout | Back, url: str, namespace: str, key_file:
     async with nats_session(url, namespace, TIMEOUT_S) as nats:
         view = await ask_service(nats, TIMEOUT_S)
         if isinstance(order, Rollout):
-            _check(order, view)
+            order = _checked_order(order, view)
         planned = await tell_supervisor(nats, order, TIMEOUT_S, key)
         _show(planned, as_json)
         return "" if order.dry_run or not planned.rows else await _followed(nats, as_json)
 
 
-def _check(order: Rollout, view: ServiceView) -> None:
-    """Finds here what a process would refuse at its start. Raises ConfigError, ModelError."""
-    base = [view.running] if order.given is None else [order.given, view.options]
-    given = laid_over({}, *base, order.settings)
-    service = wanted(parse_config(given), given, progress=True)
-    check_start(service.config, service.files, None)
+def _checked_order(order: Rollout, view: ServiceView) -> Rollout:
+    """Finds here what a process would refuse at its start. Where one model is served, --model says its weights. Raises
+    ConfigError, ModelError."""
+    base = view.running if order.given is None else laid_over(order.given, view.options)
+    if order.served_model and not base.get("models"):
+        settings = absolute(merged({"model": order.served_model}, order.settings))
+        order = msgspec.structs.replace(order, settings=settings, served_model="")
+    given = changed(base, order.settings, order.served_model, runs=order.given is None)
+    for service in wanted_models(parse_config(given), given, progress=True):
+        check_start(service.config, service.files, None)
+    return order
 
 
 async def _followed(nats: NatsClient, as_json: bool) -> str:

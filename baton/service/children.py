@@ -71,6 +71,10 @@ class Children(dict[str, Process]):
         config = self._launches[worker_id].config
         return None if config.external_worker(worker_id) else config.workers.engine
 
+    def namespace(self, worker_id: str) -> str:
+        """Of the model of a worker that has started."""
+        return self._launches[worker_id].config.namespace
+
     def of_worker(self, worker_id: str) -> Process:
         """The process of a worker that has started."""
         return self[self._launches[worker_id].name]

@@ -28,7 +28,7 @@ class Generation(Struct, frozen=True):
 
     number: int = 1
     code: Code | None = None  # None: the installation that the supervisor runs from
-    weights: str = ""  # the state of the model's files; empty: as when the supervisor started
+    weights: dict[str, str] = {}  # of each model's files, by namespace; empty: as when the supervisor started
     before: Former | None = None
 
 

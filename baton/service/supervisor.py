@@ -181,9 +181,13 @@ class Supervisor:
         return [name for name in [*self.children.workers("prefill"), *decode] if name not in problems]
 
     async def until_used(self, worker_ids: Iterable[str]) -> None:
-        """Raises ProcessFailedError."""
+        """Those whose model a router does not know, because a roll-out brings or takes it, are not waited for. Raises
+        ProcessFailedError."""
         timeout_s = self.config.workers.ready_timeout_s
-        await until_used(worker_ids, self.client(), self.children, timeout_s)
+        routers = [self.children.launches[name].config for name in self.children.routers]
+        known = [{model.namespace for model in models_of(router)} for router in routers]
+        workers = [one for one in worker_ids if all(self.children.namespace(one) in models for models in known)]
+        await until_used(workers, self.client(), self.children, timeout_s)
 
     async def stop_worker(self, worker_id: str) -> bool:
         """Drains the worker, and those that share its process. False when the process did not end in order, or not in

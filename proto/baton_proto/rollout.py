@@ -32,12 +32,14 @@ class ShowService(Struct, frozen=True, tag="show"):
 
 
 class Rollout(Struct, frozen=True, tag="rollout"):
-    """Makes the service what is wanted. `given` None: the configuration that runs. `dry_run`: only says how."""
+    """Makes the service what is wanted. `given` None: the configuration that runs. `served_model`: whose `settings`
+    are, where several are served; empty: the service's. `dry_run`: only says how."""
 
     given: Settings | None
     settings: Settings  # which go before `given`, and before the options that the service was started with
     code: Code
     dry_run: bool = False
+    served_model: Text = ""
 
 
 class Back(Struct, frozen=True, tag="back"):

@@ -51,10 +51,10 @@ class Pace:
 
 @asynccontextmanager
 async def steady_load(
-    grpc: str, http: str, prompts: Callable[[int], list[int]], max_tokens: int, key: str
+    grpc: str, http: str, prompts: Callable[[int], list[int]], max_tokens: int, key: str, model: str = ""
 ) -> AsyncIterator[Load]:
-    """`prompts`: the prompt of each request by its number. Every answer has `max_tokens`. A request that fails fails
-    the context, also one that has no end."""
+    """`prompts`: the prompt of each request by its number. Every answer has `max_tokens`. `model`: which, of several. A
+    request that fails fails the context, also one that has no end."""
     load, ending, numbers = Load(), asyncio.Event(), iter(range(10**9))
 
     async def over_grpc() -> None:
@@ -62,6 +62,7 @@ async def steady_load(
             while not ending.is_set():
                 prompt, pace = prompts(next(numbers)), Pace(load)
                 request = greedy(prompt, max_tokens, ignore_eos=True)
+                request.model = model
                 noted(prompt, (await client.generate(request, TIMEOUT_S, lambda _, pace=pace: pace.token())).token_ids)
 
     async def over_http() -> None:
@@ -69,7 +70,7 @@ async def steady_load(
             while not ending.is_set():
                 prompt, tokens, pace, done = prompts(next(numbers)), list[int](), Pace(load), False
                 body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-                body |= {"stream": True, "return_token_ids": True}
+                body |= {"stream": True, "return_token_ids": True, **({"model": model} if model else {})}
                 async with client.stream("POST", f"http://{http}/v1/completions", json=body) as answer:
                     assert answer.status_code == 200, await answer.aread()
                     async for line in answer.aiter_lines():

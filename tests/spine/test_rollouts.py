@@ -1,6 +1,7 @@
 """A service becomes another one under load: no request fails, each answer is whole, and what fails changes nothing."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -12,16 +13,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import yaml
 
 from baton.service.launcher import Launch
 from baton.service.local.local_launcher import LocalLauncher
 from runtime.calls.router import Client
+from runtime.config.overrides import merged
 from runtime.security.keys import OPERATOR_KEY_VARIABLE
 from runtime.security.secret import Secret
 from tests.baton.service.test_service_run import KEY, Told, running
+from tests.service import TEST_DEFAULTS
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import random_prompt
+from tests.spine.prompts import greedy, random_prompt
 from tests.spine.steady_load import Load, steady_load
 from tests.tiny_model import write_tiny_model
 
@@ -31,6 +36,7 @@ MAX_TOKENS = 100
 PROMPTS = [[token % 250 + 3 for token in random_prompt(40 + 13 * i, seed=i)] for i in range(24)]
 PAIR = {"workers": {"prefill": 1, "decode": 1, "per_process": 1, "ready_timeout_s": 60.0, "drain_timeout_s": 20.0}}
 ROOT = Path(__file__).parents[2]
+MODELS = ("one", "two", "three")
 
 
 async def rollout(told: Told, *arguments: str, code: Path = ROOT) -> tuple[int, list[dict[str, Any]], str]:
@@ -56,10 +62,10 @@ async def rolled_out(told: Told, *arguments: str, code: Path = ROOT) -> list[dic
 
 
 @asynccontextmanager
-async def loaded(told: Told) -> AsyncIterator[Load]:
+async def loaded(told: Told, model: str = "") -> AsyncIterator[Load]:
     addresses = told.addresses["router-1"]
     prompts = lambda number: PROMPTS[number % len(PROMPTS)]  # noqa: E731
-    async with steady_load(addresses["grpc"], addresses["http"], prompts, MAX_TOKENS, KEY) as load:
+    async with steady_load(addresses["grpc"], addresses["http"], prompts, MAX_TOKENS, KEY, model) as load:
         yield load
     print(load.figures)
     assert len(load.answers) >= len(PROMPTS)
@@ -119,6 +125,47 @@ async def test_weights_change_and_each_answer_is_wholly_of_one_model(tmp_path: P
         assert all(map(any, of)), "an answer is of neither model"
         assert of[0] == [True, False]
         assert all(one == [False, True] for one in of[changed + 8 :]), "an old model answers after the roll-out"
+
+
+async def test_models_change_come_and_go_while_another_one_answers(tmp_path: Path) -> None:
+    """The one that answers keeps its worker. The prompts are the same for all."""
+    written = {name: write_tiny_model(tmp_path / name, seed=seed) for seed, name in enumerate(MODELS, 3)}
+    one, two, three = ({"name": name, "model": str(path)} for name, path in written.items())
+    sections = PAIR | {"model": "smollm2", "workers": PAIR["workers"] | {"prefill": 0}}
+    file = tmp_path / "serving.yaml"
+    file.write_text(yaml.safe_dump(merged(TEST_DEFAULTS, sections) | {"models": [one, three]}))
+
+    async def answers(told: Told) -> dict[str, list[int]]:
+        """Of the models that there are."""
+        found = {}
+        async with Client(told.addresses["router-1"]["grpc"]) as client:
+            for name in MODELS:
+                request = greedy(PROMPTS[0], MAX_TOKENS, ignore_eos=True)
+                request.model = name
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    found[name] = (await client.generate(request, LIMIT_S)).token_ids
+        return found
+
+    async with running(**sections, models=[one, two]) as (told, task):
+        async with loaded(told, "one") as load:
+            rows = await rolled_out(told, "--model", "two", "--set", "engine.max_running=32")
+            assert [row["process"] for row in rows] == ["decode-two-1", "1 decode of two"]
+            assert await processes(told) == {"decode-one-1": "ready", "decode-two-2": "ready", "router-1": "router"}
+            rows = await rolled_out(told, "--config", str(file))
+            assert {row["process"] for row in rows} >= {"decode-two-2", "1 decode of three", "router-1"}
+            assert await processes(told) == {"decode-one-1": "ready", "decode-three-1": "ready", "router-2": "router"}
+            later = await answers(told)
+            await rolled_out(told, "--back")
+            back = await answers(told)
+            returncode, _, errors = await rollout(told, "--model", "four", "--set", "engine.max_running=16")
+            assert (returncode, "'four', which is not served: one, two" in errors) == (2, True), errors
+        assert (later.keys(), back.keys()) == ({"one", "three"}, {"one", "two"})
+        oracles = {name: Oracle(path) for name, path in written.items()}
+        for name, tokens in (*later.items(), *back.items()):
+            assert tokens == oracles[name].greedy(PROMPTS[0], MAX_TOKENS, True, tokens), name
+        for prompt, tokens in load.answers:
+            assert [*tokens] == oracles["one"].greedy([*prompt], MAX_TOKENS, True, tokens)
+        assert not task.done()
 
 
 async def test_a_worker_that_does_not_become_ready_changes_nothing(tmp_path: Path) -> None:

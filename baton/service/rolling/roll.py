@@ -13,7 +13,7 @@ from baton.service.launcher import Generation, Launch
 from baton.service.rolling.plan import Plan, Source, living, plan
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
-from baton_proto.planner import ROLES, Role
+from baton_proto.planner import Role
 from runtime.config.serving import ServingConfig
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.process import ProcessFailedError
@@ -48,7 +48,7 @@ class _Roll:
         config: ServingConfig,
         generation: Generation,
         first: Source,
-        lived: Mapping[Role, int],
+        lived: Mapping[tuple[str, Role], int],
         tell: Tell,
     ) -> None:
         self._supervisor = supervisor
@@ -65,6 +65,10 @@ class _Roll:
             await self._end(name)
         await self._replace_workers()
         await self._replace_routers()
+        for name in self._plan().unserved:
+            await self._end(name)
+        if self._supervisor.run is not None:
+            self._supervisor.run.update(models=self._supervisor.model_names)
         await self._supervisor.until_used(self._supervisor.own_serving())
         self._supervisor.set_log_level(self._supervisor.config.logging.level)
         self._supervisor.reopen_logs()
@@ -72,22 +76,25 @@ class _Roll:
     async def _replace_workers(self) -> None:
         now, config = self._plan(), self._supervisor.config
         launches = self._supervisor.launches
-        coming = [
-            *launches.workers(now.lacking),
-            *(launches.external(one) for one in config.external_workers if self._children.living(one.name) is None),
-        ]
+        coming: list[Launch] = []
+        for model in launches.models:
+            coming += model.workers(now.lacking[model.config.namespace])
+            servers = model.config.external_workers
+            coming += [model.external(one) for one in servers if self._children.living(one.name) is None]
         asleep = await self._asleep() if now.old else set()
         going = sorted(now.old, key=lambda name: (name in asleep, "decode" in self._roles(name)))
-        dozed = Counter(role for name in going if name in asleep for role in self._roles(name))
+        dozed = Counter(kind for name in going if name in asleep for kind in self._kinds(name))
+        going += now.unserved  # last, because requests for their model still come
         for launch in sorted(coming, key=lambda launch: "decode" not in launch.workers.values()):
             while going and not await self._supervisor.launcher.has_room(launch):
                 await self._end(going.pop(0))
             await self._start(launch)
             self._started.append(launch.name)
         for name in going:
-            await self._end(name)
-        for role in ROLES:
-            for name in [one for one in self._started if self._roles(one) == [role]][: dozed[role]]:
+            if name in now.old:
+                await self._end(name)
+        for kind, count in dozed.items():
+            for name in [one for one in self._started if self._kinds(one) == [kind]][:count]:
                 await self._supervisor.sleep(name, config.workers.drain_timeout_s)
 
     async def _replace_routers(self) -> None:
@@ -106,6 +113,10 @@ class _Roll:
 
     def _roles(self, name: str) -> list[str]:
         return [*self._children.launches[name].workers.values()]
+
+    def _kinds(self, name: str) -> list[tuple[str, str]]:
+        """Namespace and role of each worker in a process."""
+        return [(self._children.launches[name].config.namespace, role) for role in self._roles(name)]
 
     async def _asleep(self) -> set[str]:
         """Processes whose workers all sleep. Empty while no router answers: then the order does not matter much."""

@@ -19,7 +19,14 @@ from baton.service.rolling.plan import SUPERVISOR, Source, living, plan, refuse,
 from baton.service.rolling.roll import roll_out
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
-from baton.service.wanted.configuration import laid_over, refuse_other_tokens, wanted, weights_state
+from baton.service.wanted.configuration import (
+    changed,
+    laid_over,
+    refuse_other_tokens,
+    together,
+    wanted_models,
+    weights_state,
+)
 from baton_proto.decoding import MAX_TEXT
 from baton_proto.orders import Refusal
 from baton_proto.rollout import (
@@ -36,6 +43,7 @@ from baton_proto.rollout import (
     encode,
 )
 from runtime.checkpoint.served_model import served_model
+from runtime.config.models import models_of
 from runtime.config.paths import absolute
 from runtime.config.serving import ServingConfig, parse_config
 from runtime.end_task import end_tasks
@@ -60,7 +68,7 @@ class Rollouts:
         self._tell_all = tell
         self._proven = ProvenOrders(SUPERVISOR, ())
         self._closing = AsyncExitStack()
-        self._first = Source(own_code(), "")  # now: the files may be others later
+        self._first = Source(own_code(), {})  # now: the files may be others later
         self._news: list[News] = []  # of the last roll-out
         self._order: Rollout | Back | None = None  # under way
         self._planned = Planned([])
@@ -104,8 +112,9 @@ class Rollouts:
 
     def _view(self, asked: ShowService) -> ServiceView:
         supervisor = self._supervisor
-        engine = msgspec.structs.replace(supervisor.config.engine, cache_salt=None)  # a secret
-        running = absolute(msgspec.to_builtins(msgspec.structs.replace(supervisor.config, engine=engine)))
+        running = absolute(msgspec.to_builtins(supervisor.config))
+        for part in (running, *running["models"]):
+            part["engine"]["cache_salt"] = None  # a secret
         code = self._first.of(supervisor.generation).code
         news = self._news[asked.seen :]
         return ServiceView(
@@ -151,16 +160,19 @@ class Rollouts:
     def _wanted(self, order: Rollout) -> ServingConfig:
         """Raises ConfigError, ModelError."""
         config = self._supervisor.config
-        if order.given is None:
-            given = laid_over(msgspec.to_builtins(config), order.settings)
-        else:
-            given = laid_over(order.given, self._options, order.settings)
-        service = wanted(parse_config(given), given).suited(self._supervisor.launcher.machines)
-        after = service.config
+        runs = order.given is None
+        base = msgspec.to_builtins(config) if order.given is None else laid_over(order.given, self._options)
+        given = changed(base, order.settings, order.served_model, runs=runs)
+        wished = parse_config(given)
+        services = [one.suited(self._supervisor.launcher.machines) for one in wanted_models(wished, given)]
+        after = together(wished, services)
         if after.nats.url is None and config.nats.url is not None:
             after = with_nats_url(after, config.nats.url)
         refuse(config, after)
-        refuse_other_tokens(wanted(config, {}), service)
+        running = {one.config.namespace: one for one in wanted_models(config, {})}
+        for service in services:
+            if service.config.namespace in running:
+                refuse_other_tokens(running[service.config.namespace], service)
         return after
 
     async def _carry_out(self, config: ServingConfig, generation: Generation) -> None:
@@ -181,5 +193,5 @@ class Rollouts:
         self._tell_all(line, event=event, **fields)
 
 
-def _weights(config: ServingConfig) -> str:
-    return weights_state(served_model(config))
+def _weights(config: ServingConfig) -> dict[str, str]:
+    return {one.namespace: weights_state(served_model(one)) for one in models_of(config)}

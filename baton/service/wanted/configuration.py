@@ -75,6 +75,22 @@ def laid_over(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str,
     return functools.reduce(merged, map(dict, changes), dict(base))
 
 
+def changed(base: Mapping[str, Any], settings: Mapping[str, Any], model: str, *, runs: bool = False) -> dict[str, Any]:
+    """`base` with `settings`: of one of its models; empty: of the service. `runs`: each model of `base` has all keys of
+    the engine, so those of the service are set there too. Raises ConfigError."""
+    models = list(base.get("models", ()))
+    if not models and model:
+        raise ConfigError("--model", "names one of several models, and there is one: leave it out")
+    if not model:
+        engine = {"engine": settings.get("engine", {})} if runs else {}
+        return laid_over({**base, "models": [merged(one, engine) for one in models]}, settings)
+    names = [one["name"] for one in models]
+    if model not in names:
+        raise ConfigError("--model", f"is {model!r}, which is not served: {', '.join(names)}")
+    models[names.index(model)] = merged(models[names.index(model)], dict(settings))
+    return {**base, "models": models}
+
+
 def refuse_other_tokens(running: Wanted, service: Wanted) -> None:
     """Raises ConfigError for a model that clients or processes of the running one would take for another one."""
     if service.model_name != running.model_name:

@@ -1,18 +1,21 @@
 """What a change of each configuration key takes while the service runs. A key that no row names takes new processes of
 all kinds, because any of them may read it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+from baton_proto.planner import ROLES
+from runtime.config.models import model_of
 from runtime.config.paths import with_absolute_paths
 from runtime.config.serving import ServingConfig
 
 Kind = Literal["router", "prefill", "decode"]  # of a process, by who reads the key
 
 RESTART: Final = "`baton down` and `baton up`, or a second service with --namespace"
+MODELS: Final = "models["  # begins the name of a key that is one model's own: models[NAME].engine.max_running
 SAME_FILE: Final = "put the new content into the file that is named: it is read again by itself"
 
 
@@ -39,6 +42,7 @@ CLIENTS_KNOW: Final = _refused("clients know the service by it")
 
 EFFECTS: Final[Mapping[str, Effect]] = {
     "model": ALL,
+    "models": ROUTERS,  # and the workers of a model that comes or goes
     "served_model_name": IN_PLACE,  # the name is compared with the one that clients know: configuration.py
     "namespace": ALL_KNOW,
     "nats": ALL_KNOW,
@@ -85,13 +89,17 @@ class Change(Struct, frozen=True):
     after: Any
 
     def __str__(self) -> str:
-        if self.key == "engine.cache_salt":  # a secret
+        if self.key.endswith("engine.cache_salt"):  # a secret
             return self.key
         return f"{self.key} {_shown(self.before)} -> {_shown(self.after)}"
 
 
 def effect_of(key: str) -> Effect:
-    """The row of the key, or of the section that it lies in."""
+    """The row of the key, or of the section that it lies in. A model's own key has the effect of the service's."""
+    if key.startswith(MODELS):
+        own = key.partition("].")[2]
+        shared = own.partition(".")[0] in ("model", "engine", "external_workers")
+        key = own if shared else f"workers.{own}" if own in ROLES else "models"
     while key not in EFFECTS:
         key, dot, _ = key.rpartition(".")
         if not dot:
@@ -100,8 +108,9 @@ def effect_of(key: str) -> Effect:
 
 
 def changes(before: ServingConfig, after: ServingConfig) -> list[Change]:
-    """In the order of the keys in serving.yaml."""
-    old, new = _flat(before), _flat(after)
+    """In the order of the keys in serving.yaml; then those of each model, or its name where one of both lacks it."""
+    both = {model.name for model in before.models} & {model.name for model in after.models}
+    old, new = _flat(before, both), _flat(after, both)
     return [Change(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
 
 
@@ -110,18 +119,27 @@ def changes_for(kind: Kind, before: ServingConfig, after: ServingConfig) -> list
     return [change for change in changes(before, after) if kind in effect_of(change.key).processes]
 
 
-def _flat(config: ServingConfig) -> dict[str, Any]:
+def _flat(config: ServingConfig, whole: Set[str]) -> dict[str, Any]:
+    """`whole`: the models whose own keys are told."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, section: Mapping[str, Any]) -> None:
         for key, value in section.items():
             name = prefix + key
-            if isinstance(value, dict) and name not in ("workers.prefill", "workers.decode"):
+            if isinstance(value, dict) and key not in ("prefill", "decode"):
                 add(f"{name}.", value)
             else:
                 flat[name] = value
 
-    add("", msgspec.to_builtins(with_absolute_paths(config)))
+    config = with_absolute_paths(config)
+    add("", msgspec.to_builtins(msgspec.structs.replace(config, models=())))
+    for model in config.models:
+        name = f"{MODELS}{model.name}]"
+        if model.name not in whole:
+            flat[name] = model.model
+        else:
+            engine = msgspec.to_builtins(model_of(config, model).engine)  # with the keys that it shares
+            add(f"{name}.", msgspec.to_builtins(msgspec.structs.replace(model, engine=engine)))
     return flat
 
 
