@@ -54,10 +54,10 @@ def take_down(namespace: str, tell: Tell) -> bool:
 def _new_control(config: ServingConfig, options: dict[str, Any]) -> Any:
     """Replaces a control actor whose service is over. Raises ConfigError when there is one that serves."""
     deadline_s = time.monotonic() + ANSWER_S
-    options = on_head() | {"name": CONTROL, "lifetime": "detached", "max_restarts": 0}
+    place = on_head() | {"name": CONTROL, "lifetime": "detached", "max_restarts": 0}
     while True:
         try:
-            control: Any = ray.remote(Control).options(**options).remote(config, given(os.environ), options)
+            control: Any = ray.remote(Control).options(**place).remote(config, given(os.environ), options)
             _ask(control.start.remote())
         except ActorAlreadyExistsError:
             _clear_away(find_actor(CONTROL), config.namespace)

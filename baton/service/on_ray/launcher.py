@@ -47,7 +47,6 @@ class RayLauncher:
         resources = ray.cluster_resources()
         self.machines = Machines(int(resources.get("GPU", 0)), int(resources.get("CPU", 0)))
         self._room = Room(2 * config.planner.start_s)
-        self._gpus = uses_gpus(config, self.machines)
         self._seats: dict[Process, Seat] = {}
 
     def here(self, config: ServingConfig) -> ServingConfig:
@@ -130,7 +129,7 @@ class RayLauncher:
         if not launch.workers:
             return {}
         cpus = {"CPU": float(threads_of(launch.config) * launch.ranks)}
-        return cpus | {"GPU": float(launch.ranks)} if self._gpus else cpus
+        return cpus | {"GPU": float(launch.ranks)} if uses_gpus(launch.config, self.machines) else cpus
 
     async def _taken_over(self, name: str) -> tuple[Launch, Process] | None:
         host = find_actor(name) if name != CONTROL else None

@@ -62,8 +62,11 @@ class RayService:
         self._config.write_text(yaml.safe_dump(SETTINGS))
 
     def baton(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [*BATON, *arguments, "--address", self.cluster.address]
-        return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+        return self.baton_here(*arguments, "--address", self.cluster.address)
+
+    def baton_here(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """A command that asks the service, and not the cluster."""
+        return subprocess.run([*BATON, *arguments], capture_output=True, text=True, timeout=COMMAND_S)
 
     def up(self, *flags: str) -> "subprocess.CompletedProcess[str]":
         done = self.baton("up", "--ray", "--json", *flags, "--config", str(self._config))
