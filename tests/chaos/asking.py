@@ -63,7 +63,7 @@ async def ask(door: Door, what: Ask) -> Outcome:
 def grpc_request(what: Ask) -> pb.GenerateRequest:
     grammar = None if what.grammar is None else grammars.over_grpc(what.grammar)
     sampling = pb.SamplingOptions(**what.sampling, grammar=grammar)
-    return pb.GenerateRequest(tokens=pb.TokenIds(ids=what.prompt), sampling=sampling)
+    return pb.GenerateRequest(model=what.model, tokens=pb.TokenIds(ids=what.prompt), sampling=sampling)
 
 
 async def _grpc(door: Door, what: Ask, outcome: Outcome, leaves: bool = False, pause_s: float = 0.0) -> None:
@@ -122,7 +122,7 @@ async def _http_resumes(door: Door, what: Ask, outcome: Outcome) -> None:
 async def _http(
     door: Door, what: Ask, outcome: Outcome, stream: bool, leaves: str = "", slow: bool = False, resumes: bool = False
 ) -> None:
-    body = {"model": door.model, "prompt": list(what.prompt), "stream": stream, **what.sampling}
+    body = {"model": what.model or door.model, "prompt": list(what.prompt), "stream": stream, **what.sampling}
     body |= {} if what.grammar is None else grammars.over_http(what.grammar)
     connection = socket.socket()
     connection.setblocking(False)

@@ -21,7 +21,7 @@ MOST_PROMPT_TOKENS = 1000
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request. `way`: a row of asking.WAYS. `after`: tokens (or bytes, over HTTP) after which a client leaves.
-    `grammar`: what the answer must look like."""
+    `grammar`: what the answer must look like. `model`: empty where there is one."""
 
     number: int
     at_s: float
@@ -31,11 +31,12 @@ class Ask:
     sampling: Mapping[str, Any] = field(hash=False)
     after: int = 0
     grammar: Grammar | None = None
+    model: str = ""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Requests of one key have one answer."""
-        return (self.prompt, self.grammar, *sorted(self.sampling.items()))
+        return (self.model, self.prompt, self.grammar, *sorted(self.sampling.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ def _ask(chance: random.Random, number: int, scenario: Scenario, ways: Mapping[s
         sampling,
         chance.randrange(sampling["max_tokens"]),
         grammar,
+        chance.choice(scenario.models) if scenario.models else "",
     )
 
 

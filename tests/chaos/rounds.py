@@ -13,7 +13,7 @@ from tests.chaos.faults import strike_in, usable
 from tests.chaos.hostile.effect import MOST_BYTES, note_memory
 from tests.chaos.judging import leaks
 from tests.chaos.judging.tally import Tally
-from tests.chaos.judging.verdict import Expected, Judged, Outcome, judge_any
+from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, is_crossed, judge_any
 from tests.chaos.plan import Ask, Round, plan_round
 from tests.chaos.service.fleet import Fleet, pair, running_fleet
 from tests.chaos.service.oracle import Oracle, running_oracle
@@ -24,6 +24,7 @@ from tests.tiny_model import write_tiny_model
 SLOW_ROUND_S = 10.0
 MOST_TIMES_SLOWER = 20.0  # under attack than in peace, all requests of a round together
 QUIET_S = 0.5  # that they take in peace, at least
+FIRST_SEED = 3  # of several models, whose likeliest tokens are far apart
 LOOK_EVERY = 10  # rounds between two looks at descriptors, memory and trees
 
 
@@ -65,7 +66,7 @@ class Game:
         looks: list[leaks.Look] = []
         fleet: Fleet | None = None
         try:
-            models = models_of(self._model(scenario.engine)) if scenario.rolls else (self._model(scenario.engine),)
+            models = self._models(scenario)
             oracles = [await self._oracle(scenario.engine, model) for model in models]
             async with running_fleet(
                 scenario, self.folder / f"{scenario.name}-{first}", models[0], self.device
@@ -133,11 +134,19 @@ class Game:
 
         start_s = time.monotonic()
         strikes = [asyncio.create_task(strike_in(fleet, strike)) for strike in plan.strikes]
-        expected = [asyncio.gather(*(oracle.answer(what) for oracle in oracles)) for what in plan.asks]
+        names = fleet.scenario.models
+        able = [oracles if not names else [oracles[names.index(what.model)]] for what in plan.asks]
+        expected = [
+            asyncio.gather(*(oracle.answer(what) for oracle in those))
+            for those, what in zip(able, plan.asks, strict=True)
+        ]
         outcomes = await asyncio.gather(*(one(what) for what in plan.asks))
         await asyncio.gather(*strikes)
         for outcome, right in zip(outcomes, await asyncio.gather(*expected), strict=True):
             judged = _judged(fleet, outcome, right, shared)
+            if judged.verdict is Verdict.WRONG and names:
+                others = [await oracle.answer(outcome.ask) for oracle in oracles]
+                judged = Judged(Verdict.CROSSED, judged.why) if is_crossed(outcome, others) else judged
             if self.tally.count(outcome, judged):
                 self._fail(plan.number, fleet.scenario, f"{outcome.ask.way}: {judged.verdict}: {judged.why}")
         for strike in plan.strikes:
@@ -179,6 +188,15 @@ class Game:
             self._oracles[model] = await self._stack.enter_async_context(context)
         return self._oracles[model]
 
+    def _models(self, scenario: Scenario) -> Sequence[str]:
+        """Their folders: of several models, or of the generations of one."""
+        if scenario.rolls:
+            return models_of(self._model(scenario.engine))
+        if not scenario.models:
+            return (self._model(scenario.engine),)
+        named = {self.folder / name: seed for seed, name in enumerate(scenario.models, FIRST_SEED)}
+        return [str(path if path.exists() else write_tiny_model(path, seed=seed)) for path, seed in named.items()]
+
     def _model(self, engine: Engine) -> str:
         if engine == "mock":
             return "mock"
@@ -195,7 +213,7 @@ class Game:
 
 def _judged(fleet: Fleet, outcome: Outcome, right: Sequence[Expected], shared: list[str] | None) -> Judged:
     """An answer that has begun needs workers of its own generation, where there are several."""
-    decode, workers = fleet.decode_and_all(outcome.router)
+    decode, workers = fleet.decode_and_all(outcome.router, outcome.ask.model)
     able = [decode] * len(right)
     if isinstance(fleet, RollingFleet) and (outcome.tokens or outcome.text):
         able = [[pair(outcome.router, name) for name in fleet.decoding(one)] for one in range(len(right))]

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import random
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -16,7 +17,16 @@ from tests.chaos.asking import WEIGHTS, Door
 from tests.chaos.faults import BY_NAME, FAULTS, usable
 from tests.chaos.judging.leaks import Look, growth, slope
 from tests.chaos.judging.timeline import Timeline
-from tests.chaos.judging.verdict import Expected, Judged, Outcome, Verdict, judge, judge_any
+from tests.chaos.judging.verdict import (
+    FAILURES,
+    Expected,
+    Judged,
+    Outcome,
+    Verdict,
+    is_crossed,
+    judge,
+    judge_any,
+)
 from tests.chaos.plan import Ask, plan_round
 from tests.chaos.service.scenarios import SCENARIOS, STRETCH, scenario_of
 from tests.chaos.service.upgrades import RollOut
@@ -137,6 +147,18 @@ def test_an_answer_is_compared_token_by_token() -> None:
     assert judged(timeline(), end="left", tokens=[2], text="b").verdict is Verdict.WRONG
     assert judged(timeline(), end="error", tokens=[1, 3], text="ac", code="UNAVAILABLE").verdict is Verdict.WRONG
     assert judged(timeline(), end="hung").verdict is Verdict.HUNG
+
+
+def test_an_answer_of_another_model_is_known_as_such() -> None:
+    names = ("one", "two", "three")
+    (scenario,) = [one for one in SCENARIOS if one.models]
+    asks = [ask for number in range(20) for ask in plan_round(1, number, scenario, ODDS, WEIGHTS).asks]
+    assert ({ask.model for ask in asks}, scenario.models) == ({*names}, names)
+    outcome = Outcome(replace(ASK, model="one"), "router-1", 1.0, 2.0, "done", [4, 5, 6], "def", "length")
+    others = [RIGHT, Expected([4, 5, 6], "def", "length")]
+    assert is_crossed(outcome, others)
+    assert not is_crossed(outcome, others[:1])
+    assert Verdict.CROSSED in FAILURES
 
 
 def test_an_answer_with_a_grammar_has_to_be_valid_too() -> None:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import grpc
 import psutil
@@ -72,9 +73,9 @@ async def until_trees_are_right(fleet: Fleet) -> list[str]:
     deadline_s = time.monotonic() + TREE_LIMIT_S
     while True:
         wrong = []
-        for router in fleet.of("router"):
+        for router, model in product(fleet.of("router"), fleet.scenario.models or ("",)):
             try:
-                diffs = await fleet.doors[router.name].grpc.diff(pb.DiffRequest(), TREE_LIMIT_S)
+                diffs = await fleet.doors[router.name].grpc.diff(pb.DiffRequest(model=model), TREE_LIMIT_S)
             except grpc.aio.AioRpcError as error:
                 wrong.append(f"{router.name}: {error.details()}")
                 continue

@@ -19,10 +19,11 @@ class Verdict(StrEnum):
     WARRANTED = "warranted errors"
     UNWARRANTED = "unwarranted errors"
     WRONG = "wrong"
+    CROSSED = "of another model"
     HUNG = "hung"
 
 
-FAILURES = (Verdict.UNWARRANTED, Verdict.WRONG, Verdict.HUNG)
+FAILURES = (Verdict.UNWARRANTED, Verdict.WRONG, Verdict.CROSSED, Verdict.HUNG)
 
 
 @dataclass(slots=True)
@@ -95,6 +96,11 @@ def judge_any(
     decode workers that could go on with it."""
     found = [judge(outcome, right, timeline, decode, workers, routers) for right, decode in rights]
     return min(found, key=lambda one: (one.verdict in FAILURES, one.verdict is Verdict.WRONG))
+
+
+def is_crossed(outcome: Outcome, others: list[Expected]) -> bool:
+    """Whether a wrong answer is one that another model gives."""
+    return any(not _difference(outcome, other) for other in others)
 
 
 def _whole(outcome: Outcome) -> Judged:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from nats.aio.client import Client as NatsConnection
 from baton.service.local.nats_server import find_binary
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.config.model_entry import model_namespace
+from runtime.config.serving import ServingConfig
 from runtime.processes.other_python import package_links
 from runtime.security.cluster_key import NATS, OPERATOR, ClusterKey
 from runtime.security.internal_tls import InternalTls
@@ -72,6 +75,7 @@ class Fleet:
     strangers_key: str = field(default_factory=lambda: secrets.token_hex(32))
     members: dict[str, Member] = field(default_factory=dict)
     known: dict[str, Kind] = field(default_factory=dict)  # every member that there ever was
+    serves: dict[str, str] = field(default_factory=dict)  # by worker its model's name, where there are several
     doors: dict[str, Door] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[str] = field(default_factory=list)
@@ -222,10 +226,11 @@ class Fleet:
         folder = self.disk.folder / "nats"
         return folder / server.name if self.scenario.own_nats > 1 else folder
 
-    def decode_and_all(self, router: str) -> tuple[list[str], list[str]]:
-        """The decode workers, and all workers, as the router sees them; where nobody knows which router it is, as
-        whichever does."""
-        roles = {name: kind for name, kind in self.known.items() if kind in ("prefill", "decode")}
+    def decode_and_all(self, router: str, model: str) -> tuple[list[str], list[str]]:
+        """The decode workers, and all workers, of a model, as the router sees them; where nobody knows which router it
+        is, as whichever does."""
+        workers = {name: kind for name, kind in self.known.items() if kind in ("prefill", "decode")}
+        roles = {name: kind for name, kind in workers.items() if self.serves.get(name, "") == model}
         seen = {name: name if self.scenario.shares_ports else pair(router, name) for name in roles}
         return [seen[name] for name, kind in roles.items() if kind == "decode"], [*seen.values()]
 
@@ -234,21 +239,33 @@ class Fleet:
         for number in range(self.scenario.routers):
             self._add_python(f"router-{number + 1}", "router", number, url)
         for kind, count in (("prefill", self.scenario.prefill), ("decode", self.scenario.decode)):
-            for number in range(count):
-                self._add_python(f"{kind}-{number + 1}", kind, number + 1, url)  # type: ignore[arg-type]
+            for number, model in product(range(count), self.scenario.models or ("",)):
+                name = f"{kind}-{model}-{number + 1}" if model else f"{kind}-{number + 1}"
+                self.serves[name] = model
+                self._add_python(name, kind, number + 1, url)  # type: ignore[arg-type]
 
     def _add_python(self, name: str, kind: Kind, place: int, nats_url: str) -> None:
         host = self.hosts[place % len(self.hosts)]
         config = merged(BASE, self.scenario.sections(self.device, self.disk.folder))
         section = "router" if kind == "router" else "workers"
-        config = merged(config, {"model": self.model, "nats": {"url": nats_url}, section: {"host": host.address}})
-        config = merged(config, self._of_generation(name))
+        config = merged(config, {"nats": {"url": nats_url}, section: {"host": host.address}})
+        config = merged(config, self._of_models(self.serves.get(name, "")), self._of_generation(name))
         if self.scenario.keys:
             config = merged(config, {"security": {"api_key_file": str(self._key_file())}})
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         module, flag = ("router", "--router-id") if kind == "router" else (f"{kind}_worker", "--worker-id")
         self._add(name, kind, [module, "--config", str(path), flag, name], host)
+
+    def _of_models(self, name: str) -> dict[str, Any]:
+        """Sections that name the models, or the worker's one of several, whose folders lie side by side."""
+        if not self.scenario.models:
+            return {"model": self.model}
+        folders = {one: str(Path(self.model).with_name(one)) for one in self.scenario.models}
+        if not name:
+            return {"models": [{"name": one, "model": folder} for one, folder in folders.items()]}
+        namespace = model_namespace(ServingConfig().namespace, name)
+        return {"model": folders[name], "served_model_name": name, "namespace": namespace}
 
     def _of_generation(self, name: str) -> dict[str, Any]:
         """Sections that the member has and others have not."""

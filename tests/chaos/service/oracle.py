@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class Oracle:
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, ask: Ask) -> Expected:
+        """What its own model answers, whichever `ask` names."""
+        ask = replace(ask, model="")
         async with self._one_at_a_time:
             answer = await self._client.generate(grpc_request(ask), TIMEOUT_S)
             if ask.sampling["temperature"] or self._exact:
