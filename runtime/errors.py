@@ -3,6 +3,7 @@
 BatonError
 ├── InvalidRequestError     the caller's input; names the field and the limit
 │   ├── UnknownModelError
+│   │   └── UnservedTaskError    the model does something else
 │   ├── UnknownFieldError     says which known one is like it
 │   ├── ContextLengthError    longer than the model or any worker's pool takes
 │   └── BodyTooLargeError
@@ -83,6 +84,17 @@ class UnknownModelError(InvalidRequestError):
     def __init__(self, model: str, known: list[str]) -> None:
         self.model = model
         super().__init__("model", f"{shown(model)} is not served here; served: {', '.join(known) or 'none yet'}")
+
+
+class UnservedTaskError(UnknownModelError):
+    """`served`: the tasks of the model."""
+
+    def __init__(self, model: str, task: str, served: Iterable[str]) -> None:
+        self.model = model
+        self.task = task
+        InvalidRequestError.__init__(
+            self, "model", f"{shown(model)} does not {task} here; what it does: {', '.join(sorted(served))}"
+        )
 
 
 class ContextLengthError(InvalidRequestError):

@@ -223,6 +223,8 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         engine=assembly.name,
         root=assembly.root[:MAX_TEXT],
         greedy=assembly.greedy,
+        tasks=assembly.limits.tasks,
+        dimension=assembly.limits.dimension,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 

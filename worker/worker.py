@@ -13,6 +13,7 @@ import structlog
 from msgspec import structs
 
 from baton_proto.decoding import MAX_TEXT
+from baton_proto.pooling import GENERATE
 from baton_proto.routers.left import LeftAnswer
 from baton_proto.timeline import Timeline, micros
 from baton_proto.worker import Delta, Failure, Submit
@@ -92,6 +93,7 @@ class Worker:
             hint=request.hint,
             matcher=matcher,
             due_s=due_at(request.due_ms),
+            pooling=request.pooling,
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
         begins_again = sequence.num_output_tokens > 0 and assembly.limits.repeats(sampling)
@@ -134,18 +136,24 @@ class Worker:
         if request.weights not in (0, self._runtime.weights):
             problem = "it has other weights than those that the answer was begun with"
             return Failure("refused", problem, retryable=True, worker_id=worker_id)
-        key = (router, request.request_id)
+        key, asked = (router, request.request_id), request.sampling.max_tokens
         if key in self.in_flight or key in self._compiling:
             problem = "a request of this id is in flight already"
-        elif not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + request.sampling.max_tokens:
+        elif not 1 <= request.num_prompt_tokens <= num_tokens < request.num_prompt_tokens + max(1, asked):
             problem = f"{num_tokens} tokens, {request.num_prompt_tokens} of the prompt, leave nothing to generate"
-        elif request.num_prompt_tokens + request.sampling.max_tokens > limit:
-            problem = f"{request.num_prompt_tokens} + {request.sampling.max_tokens} tokens are more than {limit}"
-        elif unsupported := self._runtime.assembly.limits.refuses(request.sampling):
+        elif request.num_prompt_tokens + asked > limit:
+            problem = f"{request.num_prompt_tokens} + {asked} tokens are more than {limit}"
+        elif unsupported := self._unsupported(request):
             return Failure("unsupported", unsupported, retryable=True, worker_id=worker_id)
         else:
             return None
         return Failure("refused", problem, retryable=False, worker_id=worker_id)
+
+    def _unsupported(self, request: Submit) -> str:
+        limits = self._runtime.assembly.limits
+        if (task := GENERATE if request.pooling is None else request.pooling.task) not in limits.tasks:
+            return f"its model does not {task}, but can {' and '.join(limits.tasks)}"
+        return limits.refuses(request.sampling)
 
     # --- output and end of requests -----------------------------------------------------------------------------------
 
@@ -249,6 +257,7 @@ def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
         timeline=None if request.started else _timeline(request),
         prompt_logprobs=output.prompt_logprobs or request.prompt_logprobs,
         weights=0 if request.started else weights,
+        pooled=output.pooled,
     )
     request.started, request.prompt_logprobs = True, None
     return delta

@@ -44,11 +44,13 @@ def _show(response: Status) -> None:
     out = console()
     is_mixed = len({worker.engine for worker in response.workers}) > 1
     has_models = any(worker.model for worker in response.workers)
+    pools = any(worker.serves for worker in response.workers)
     table = Table(
         "worker",
         *["model"] * has_models,
         "role",
         *["engine"] * is_mixed,
+        *["serves"] * pools,
         "state",
         title=f"{', '.join(response.routers)}: {counted(len(response.workers), 'worker')}",
     )
@@ -61,6 +63,7 @@ def _show(response: Status) -> None:
             *[worker.model] * has_models,
             worker.role,
             *[worker.engine] * is_mixed,
+            *[worker.serves or "text"] * pools,
             worker.state,
             f"{worker.blocks_used}/{worker.blocks_total}",
             " + ".join(map(str, (worker.blocks_cached, *(getattr(worker, f"{tier}_blocks_used") for tier in tiers)))),

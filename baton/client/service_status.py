@@ -40,6 +40,7 @@ class WorkerStatus:
     engine: str  # "baton" | "vllm" | "external"; empty: a worker of an earlier release
     used: bool  # the router sends it requests
     model: str = ""  # where several are served
+    serves: str = ""  # such as "embed (1024), score"; empty: text
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class SequenceOutput(Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
     refused: bool = False  # the error is the request's: this engine cannot serve it, another kind of engine may
     invalid: bool = False  # the error is the request's, wherever it is served
+    pooled: bytes = b""  # see Delta
 
 
 class StepOutput(Struct, frozen=True):

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from baton_proto.pooling import Pooling
 from baton_proto.sampling import Needs, PromptLogprobs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
 from baton_proto.worker import NO_HINT, CacheHint
@@ -63,6 +64,7 @@ class Sequence:
     hint: CacheHint = NO_HINT  # what becomes of its prompt's blocks when it has ended
     matcher: Matcher | None = None  # of the grammar of `sampling`, fresh
     due_s: float = inf  # when its first token is due, on time.monotonic(); once an engine has it, on that one's clock
+    pooling: Pooling | None = None  # asked for in the place of text
     transfer: bytes = b""  # what an engine's own connector says of where the prompt's KV is, until the first token
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)

@@ -25,11 +25,12 @@ T = TypeVar("T")
 class VllmLoop:
     """Implements `engine.interface.Loop`.
 
-    Created on the event loop that it runs on. `events`: what the engine says of its cache, not yet open."""
+    Created on the event loop that it runs on. `events`: what the engine says of its cache, not yet open; None: it says
+    nothing."""
 
     on_event_loop = True
 
-    def __init__(self, engine: VllmEngine, events: VllmStream, on_step: Callable[[StepOutput], None]) -> None:
+    def __init__(self, engine: VllmEngine, events: VllmStream | None, on_step: Callable[[StepOutput], None]) -> None:
         self.ended: Future[None] = Future()
         self._engine = engine
         self._events = events
@@ -86,6 +87,8 @@ class VllmLoop:
             self.tell(await self._engine.next_step())
 
     async def _follow_events(self) -> None:
+        if self._events is None:
+            return
         await self._events.open()
         async for item in self._events.messages():
             self.tell(StepOutput([], self._engine.cache.take(item)))
@@ -121,7 +124,8 @@ class VllmLoop:
             self._loop.remove_reader(self._engine.link.fileno())
             self._engine.link.close()
         await end_tasks(*self._tasks)
-        await self._events.close()
+        if self._events is not None:
+            await self._events.close()
         if error is None:
             self.ended.set_result(None)
         elif isinstance(error, BatonError):

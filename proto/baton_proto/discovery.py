@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from baton_proto.decoding import Count, Ms, Name, Rows, Small, Text, decoder, versioned
+from baton_proto.pooling import GENERATE
 
 MAJOR = 1
 
@@ -51,6 +52,8 @@ class WorkerRecord(Struct, frozen=True):
     note: Text = ""  # what an operator should know about its engine; empty when all is well
     root: Text = ""  # of an external worker: where its server has the weights from, as it says
     greedy: Text = ""  # and the ids of its greedy answer to a fixed prompt, which the same weights give alike
+    tasks: Annotated[tuple[Name, ...], Rows] = (GENERATE,)  # see pooling
+    dimension: Small = 0  # of its embeddings
 
 
 class RecordHead(Struct, frozen=True):

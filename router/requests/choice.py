@@ -112,6 +112,7 @@ class Choice:
                 if begun.finish_reason is not None:
                     return
             await self._prompt.turn(self._tally.index)
+            request = self._request
             while True:
                 self._tally.attempt()
                 try:
@@ -328,6 +329,7 @@ class Choice:
             hint=request.hint,
             due_ms=self._due_on_worker(),
             weights=self._answer.weights,
+            pooling=request.pooling,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 
@@ -347,7 +349,7 @@ class Choice:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         prompt_logprobs: PromptLogprobs | None = None
-        weights = self._answer.weights
+        weights, request = self._answer.weights, self._request
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
@@ -368,6 +370,10 @@ class Choice:
             assignment.prefill_done()
             assignment.charge.grow(len(self._request.prompt) + len(self.output) + len(token_ids))
         self.output += token_ids
+        if request.pooling is not None:
+            if not deltas[-1].pooled:
+                raise ProtocolError(assignment.link.worker[0], "an answer without what was asked for")
+            piece = replace(piece, pooled=deltas[-1].pooled)
         if self._owes_logprobs:
             piece = self._with_prompt_logprobs(piece, prompt_logprobs, assignment)
         if token_ids and self._leads_others:

@@ -1,5 +1,6 @@
 """Runs the requests of one call as one stream: one request, or one per prompt of /v1/completions."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
@@ -10,6 +11,8 @@ from router.requests.frontend import Generator
 from router.requests.merge import merge
 from router.requests.request import Finished, GenerateRequest, Piece, sum_of
 from router.requests.spread import Spread
+
+MAX_BESIDE = 64  # requests of a call that run at a time
 
 
 def generate_all(generator: Generator, requests: Sequence[GenerateRequest]) -> AsyncGenerator[Piece | Finished, None]:
@@ -23,7 +26,8 @@ async def _numbered_through(
 ) -> AsyncGenerator[Piece | Finished, None]:
     ended: list[Finished] = []
     offsets = [0, *accumulate(len(request.sampling) for request in requests)]
-    streams = [generator.generate(request) for request in requests]
+    places = asyncio.Semaphore(MAX_BESIDE)
+    streams = [_in_its_place(generator.generate(request), places) for request in requests]
     async with aclosing(merge(streams, Spread())) as merged:
         async for position, item in merged:
             if isinstance(item, Finished):
@@ -32,3 +36,11 @@ async def _numbered_through(
                 offset = offsets[position]
                 yield msgspec.structs.replace(item, index=offset + item.index) if offset else item
     yield sum_of(ended)
+
+
+async def _in_its_place(
+    stream: AsyncGenerator[Piece | Finished, None], places: asyncio.Semaphore
+) -> AsyncGenerator[Piece | Finished, None]:
+    async with aclosing(stream) as items, places:
+        async for item in items:
+            yield item

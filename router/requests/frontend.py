@@ -27,6 +27,9 @@ class Limits(Struct, frozen=True):
     max_model_len: int  # what the model takes
     pool_tokens: int | None = None  # what the roomiest worker takes; None: no worker is known
     away_tokens: int = 0  # what a worker takes that is expected back
+    tasks: frozenset[str] = frozenset()  # see pooling, that workers have; empty: no worker is known
+    dimension: int = 0  # of embeddings; 0: there are none
+    output: int = 1  # tokens that follow a prompt at least
 
     @property
     def longest(self) -> int:

@@ -78,7 +78,9 @@ class Generator:
     def limits(self) -> Limits:
         """Limits that validation needs before a request is made."""
         pool = self._parts.pool
-        return Limits(self._max_model_len, largest(pool.ready_decode()), pool.longest_away())
+        tasks, dimension = pool.tasks()
+        return Limits(self._max_model_len, largest(pool.ready_decode()), pool.longest_away(), tasks, dimension)
+
 
     def not_ready(self) -> str | None:
         """Why no request can be served now; None: ready."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Struct, UnsetType, field
 
+from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
 from router.counters.recent import Service
@@ -34,6 +35,7 @@ class GenerateRequest(Struct, frozen=True):
     tenant: str = ""  # who shares the router with others; empty: all callers that name none
     hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
     hint: CacheHint = NO_HINT
+    pooling: Pooling | None = None  # asked for in the place of text
     parsing: Parsing | None = None  # None: the text is all
     grammar_field: str = "grammar"  # the caller's name of what the grammar comes from
     includes_stop: bool = False  # the stop string or stop token that ends a choice belongs to its text
@@ -63,6 +65,7 @@ class Piece(Struct, frozen=True, gc=False):
     stop_reason: int | str | UnsetType = UNSET  # the stop string or stop token of the request that has ended the choice
     prompt_logprobs: PromptLogprobs | None = None  # with the first piece, where they are asked for
     weights: int = 0  # that computed it, see weights_tag
+    pooled: bytes = b""  # see Delta
 
     @property
     def events(self) -> Sequence[Event]:

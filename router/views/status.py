@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from baton_proto.discovery import UNPAIRED, WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.pooling import EMBED, GENERATE
 from router.counters.metrics import Flow, RouterMetrics
 from router.index.radix_tree import RadixTree
 from router.requests.admission import AdmissionQueue
@@ -116,6 +117,7 @@ class StatusView:
             state=record.state,
             incarnation=record.incarnation,
             engine=record.engine,
+            serves=_serves(record),
             address=record.rpc_address,
             blocks_total=load["blocks_total"] or record.num_blocks,
             note=self.note(worker),
@@ -146,3 +148,9 @@ class StatusView:
 def _away(name: str, role: str) -> pb.WorkerStatus:
     note = f"its server is away, or does not fit: `baton logs {name}` says why"
     return pb.WorkerStatus(worker_id=name, role=role, engine="external", state="away", note=note)
+
+
+def _serves(record: WorkerRecord) -> str:
+    if record.tasks == (GENERATE,):
+        return ""
+    return ", ".join(f"{task} ({record.dimension})" if task == EMBED else task for task in record.tasks)

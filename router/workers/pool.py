@@ -103,6 +103,7 @@ class WorkerPool:
         self._longest = {  # tokens of a request that each took when it was there
             name: 0 for name, role in self._expected.items() if role == "decode"
         }
+        self._tasks: tuple[frozenset[str], int] = frozenset(), 0  # see tasks
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._generations: tuple[Generation, ...] | None = None  # a cache, see generations
@@ -168,6 +169,9 @@ class WorkerPool:
     def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         """The keys of `ready_decode`; the same tuple as long as nothing changes."""
         return self._ready("decode").keys_that_take(num_tokens)
+    def tasks(self) -> tuple[frozenset[str], int]:
+        """What decode workers do that are there, or were there last, and the dimension of their embeddings."""
+        return self._tasks
 
     def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
         return self._ready("prefill").keys_that_take(num_tokens)
@@ -290,8 +294,10 @@ class WorkerPool:
     def _changed(self) -> None:
         self._by_role.clear()
         self._generations = None
-        if self._ready("decode").workers:
+        if ready := self._ready("decode").workers:
             self._no_decode_since_s = None
+            tasks = frozenset(task for worker in ready for task in worker.record.tasks)
+            self._tasks = tasks, max(worker.record.dimension for worker in ready)
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()
         self._on_change()

@@ -19,8 +19,8 @@ RANK = re.compile(r"-dp\d+\Z")
 class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     name: WorkerName  # of the worker, in discovery and wherever workers are named; those of several ranks end in -dpN
     address: Text  # http://HOST:PORT of `vllm serve`
-    events: Text  # tcp://HOST:PORT: `endpoint` of its --kv-events-config
-    replay: Text  # tcp://HOST:PORT: `replay_endpoint` of the same
+    events: Text | None = None  # tcp://HOST:PORT: `endpoint` of its --kv-events-config; None: it generates no text
+    replay: Text | None = None  # tcp://HOST:PORT: `replay_endpoint` of the same
     api_key_file: Text | None = None  # the key that it asks for (its --api-key)
     ca_file: Text | None = None  # who has signed its certificate, where those that this machine trusts have not
     model: Text | None = None  # its name for the model; None: ours
@@ -32,8 +32,9 @@ class ExternalWorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             problem = "which `baton up` gives to a process of its own, or to a rank: choose another one"
             raise ValueError(f"name is {self.name}, {problem}")
         _check("address", self.address, ("http", "https"))
-        _check("events", self.events, ("tcp", "ipc"))
-        _check("replay", self.replay, ("tcp", "ipc"))
+        if self.events or self.replay:
+            _check("events", self.events or "", ("tcp", "ipc"))
+            _check("replay", self.replay or "", ("tcp", "ipc"))
 
     @property
     def worker_role(self) -> Literal["prefill", "decode"]:

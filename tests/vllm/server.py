@@ -26,7 +26,8 @@ _given: set[int] = set()  # ports of this process's servers
 
 
 class VllmServer:
-    """`max_model_len`, `num_blocks`: of each of its engines. `flags`: more of them, names and values in turn."""
+    """`max_model_len`, `num_blocks`: of each of its engines. `flags`: more of them, names and values in turn.
+    `model`: another one than smollm2, under its name."""
 
     def __init__(
         self,
@@ -36,13 +37,14 @@ class VllmServer:
         num_blocks: int = NUM_BLOCKS,
         flags: Sequence[str] = (),
         ranks: int = 1,
+        model: Path | None = None,
     ) -> None:
         self._max_model_len, self._num_blocks, self._flags, self._ranks = max_model_len, num_blocks, flags, ranks
         self.port, self._events_port, self._replay_port, self._side_port = free_ports(4, ranks)
-        self._python = python
+        self._python, self._model = python, model or smollm2()
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
-        self._client = httpx.AsyncClient(base_url=self.address, timeout=PATIENCE_S)
+        self.client = httpx.AsyncClient(base_url=self.address, timeout=PATIENCE_S)
 
     @property
     def address(self) -> str:
@@ -65,7 +67,7 @@ class VllmServer:
             "replay_endpoint": f"tcp://*:{self._replay_port}",
         }
         options = {
-            "--model": str(smollm2()),
+            "--model": str(self._model),
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
             "--port": str(self.port),
@@ -95,13 +97,13 @@ class VllmServer:
         """The greedy answer to a prompt."""
         headers = {} if rank is None else {HEADER: str(rank)}
         body = {"model": MODEL, "prompt": token_ids, "max_tokens": max_tokens, "temperature": 0}
-        answer = await self._client.post("/v1/completions", json=body, headers=headers)
+        answer = await self.client.post("/v1/completions", json=body, headers=headers)
         answer.raise_for_status()
         return str(answer.json()["choices"][0]["text"])
 
     async def forget(self) -> None:
         """Empties its prefix cache; it says so with its next step."""
-        (await self._client.post("/reset_prefix_cache")).raise_for_status()
+        (await self.client.post("/reset_prefix_cache")).raise_for_status()
 
     def kill(self) -> None:
         """Ends all of its processes at once."""
@@ -116,7 +118,7 @@ class VllmServer:
         return psutil.Process(self._process.pid).children(recursive=True)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self.client.aclose()
         await self.stop()
 
     async def stop(self) -> None:
@@ -131,7 +133,7 @@ class VllmServer:
 
     async def _serves(self) -> bool:
         try:
-            return (await self._client.get("/health")).status_code == 200
+            return (await self.client.get("/health")).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import xxhash
 
 from baton_proto import transfer
+from baton_proto.pooling import GENERATE
 from baton_proto.sampling import SamplingParams
 from engine.interface import Engine, KvEngine, Loop, Memory
 from engine.sequences.output import StepOutput
@@ -45,6 +46,8 @@ class Limits:
     """What an engine cannot do, or does in its own way. The defaults are our own engine's."""
 
     masks: bool = False  # it compiles grammars itself; else sequences have matchers
+    tasks: tuple[str, ...] = (GENERATE,)  # see pooling
+    dimension: int = 0  # of its embeddings
     refuses: Callable[[SamplingParams], str] = lambda sampling: ""
     """Why the engine cannot serve a request with these parameters; empty when it can."""
     repeats: Callable[[SamplingParams], bool] = lambda sampling: False

@@ -1,10 +1,11 @@
 """Assembles the engine of an external worker: a server of vLLM that somebody else starts and ends."""
 
-import functools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, Self
 
+from baton_proto.pooling import GENERATE
 from engine.vllm.events.stream import VllmStream
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import FixedMemory
@@ -56,23 +57,29 @@ class ExternalEngine:
 
     def _assembled(self, facts: Facts, rank: Rank, core: ServerCore) -> EngineAssembly:
         """Event loop only; quick, because the server is watched meanwhile."""
-        layout = pool_layout(self._files, rank.num_blocks, self._config.engine.block_size)
+        block_size = self._config.engine.block_size
+        # A server that only pools may have no KV cache, and says how long its prompts may be.
+        needed = 0 if GENERATE in facts.tasks else -(-facts.max_model_len // block_size)
+        layout = pool_layout(self._files, max(rank.num_blocks, needed), block_size)
         cache = ExternalCache(layout.block_size, layout.num_blocks)
         engine = Engine(core, cache, facts.model, self._files.eos_token_ids)
-        stream = functools.partial(VllmStream, rank.events, rank.replay, CONNECT_TIMEOUT_S)
         return EngineAssembly(
             name="external",
             config=self._config,
             files=self._files,
             engine=engine,
             memory=FixedMemory(self._fingerprint),
-            make_loop=lambda on_step: VllmLoop(engine, stream(), on_step),
+            make_loop=lambda on_step: VllmLoop(engine, _events(rank), on_step),
             layout=layout,
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
             passes=self._external.role != "both",
-            limits=LIMITS,
+            limits=replace(LIMITS, tasks=facts.tasks, dimension=facts.dimension),
             note=lambda: "; ".join(filter(None, (facts.note, cache.note, NO_OFFER * engine.offers_nothing))),
             root=facts.root,
             greedy=facts.greedy,
         )
+
+
+def _events(rank: Rank) -> VllmStream | None:
+    return VllmStream(rank.events, rank.replay, CONNECT_TIMEOUT_S) if rank.events else None

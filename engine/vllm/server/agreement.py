@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from baton_proto.pooling import EMBED, GENERATE
 from engine.vllm.events.stream import VllmStream
 from engine.vllm.server.completion import PATH
 from engine.vllm.server.gauges import PATH as METRICS, Gauges, of_any
+from engine.vllm.server.pooled import dimension_of, tasks_of
 from engine.vllm.server.ranks import Rank, ranks_of
 from engine.vllm.server.server import RefusedError, VllmServer
 from engine.vllm.versions import check_version
@@ -42,6 +44,8 @@ class Facts:
     note: str = ""  # what `status` says of it, though it may serve
     root: str = ""  # where its weights come from, as it says
     greedy: str = ""  # the ids of the GREEDY_TOKENS behind SAMPLE; empty: it has not answered
+    tasks: tuple[str, ...] = (GENERATE,)
+    dimension: int = 0  # of its embeddings
 
 
 class _Version(Struct):
@@ -79,9 +83,13 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         models = msgspec.json.decode(await server.ask("/v1/models"), type=_Models).data
         gauges = Gauges.read(await server.ask(METRICS))
         model = _model(models, external, config.served_model_name or files.name)
-        _check_blocks(of_any(gauges), config, external)
+        if not (tasks := await tasks_of(server)):
+            raise ConfigError(f"{external.where}.address", "its model neither generates nor embeds nor scores")
+        if (follows := GENERATE in tasks or bool(external.events)) or not gauges:
+            _check_blocks(of_any(gauges), config, external)
         question = {"model": model.id, "prompt": SAMPLE, "add_special_tokens": False}
         theirs = msgspec.json.decode(await server.ask("/tokenize", question), type=_Tokens).tokens
+        dimension = await dimension_of(server, model.id, theirs[:1]) if EMBED in tasks else 0
     except RefusedError as error:
         if error.status >= 500:
             raise UnavailableError(f"{server.address}: {error}") from error
@@ -95,13 +103,15 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
         problem = f"its tokenizer is another one than that of {files.name}: start it with the same model"
         raise ConfigError(f"{external.where}.model", f"{model.id}: {problem}")
     one, ranks = of_any(gauges), list(ranks_of(gauges, external))
-    for rank in ranks:
+    for rank in ranks if follows else ():
         await _check_events(rank, external)
     lengths = {known.id: known.max_model_len for known in models}
     most = one.num_blocks * one.block_size
     caching = "" if one.caches else "its prefix caching is off: start it without --no-enable-prefix-caching"
-    notes = [caching, await _other_template(server, model.id, tokenizer)]
     length = model.max_model_len or lengths.get(model.parent or "") or most
+    if GENERATE not in tasks:
+        return Facts(model.id, length, ranks, root=str(model.root or model.id), tasks=tasks, dimension=dimension)
+    notes = [caching, await _other_template(server, model.id, tokenizer)]
     note, root = "; ".join(filter(None, notes)), str(model.root or model.id)
     return Facts(model.id, length, ranks, note, root, await _greedy(server, model.id, theirs))
 

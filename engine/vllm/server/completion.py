@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.sequences.sequence import Sequence
 from engine.vllm.cache import salt_of
 from engine.vllm.prompt_scores import Rows, scores_of_answer
 from engine.vllm.sampling import vllm_grammar, vllm_sampling
 from engine.vllm.server.server import refusal
+from engine.vllm.server.pooled import PATHS, pooled, question
 from runtime.errors import ProtocolError
 
 PATH = "/v1/completions"
@@ -34,6 +36,13 @@ class Completion:
     streams: bool = True
     prompt: List[int] = ()
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def path(self) -> str:
+        if self.pooling is not None:
+            return PATHS[self.pooling.task]
+        return PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class Item:
     refused: bool = False  # the server says that the request is wrong
     transfer: bytes = b""  # of a prompt for another server: what its connector says of where the KV is, as JSON
     prompt_logprobs: PromptLogprobs | None = None
+    pooled: bytes = b""  # see Delta
 
 
 class _Logprobs(Struct):
@@ -79,6 +89,8 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
     seed leaves only when the caller gave one, because vLLM on CPUs ends at a seeded prompt of several steps."""
     sampling = sequence.sampling
     body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
+    if sequence.pooling is not None:
+        return _pooling(sequence, sequence.pooling, prompt, model)
     del body["detokenize"]  # its server always does
     body["vllm_xargs"] = body.pop("extra_args")
     if not sampling.is_seeded:
@@ -87,10 +99,7 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     if sampling.grammar is not None and not sequence.prefill_only:
         body["structured_outputs"] = vllm_grammar(sampling.grammar)
-    if (salt := salt_of(sequence.hash_seed)) is not None:
-        body["cache_salt"] = salt
-    if sequence.priority:
-        body["priority"] = -sequence.priority
+    body |= _scheduling(sequence)
     if "logprob_token_ids" in body:
         body["logprobs"] = 1  # any number: its server wants one
     if sequence.prefill_only:
@@ -102,6 +111,17 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
     body |= {"model": model, "prompt": prompt, "stream": streams}
     body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
     return Completion(sequence.request_id, msgspec.json.encode(body), streams, prompt, body["prompt_logprobs"])
+
+
+def _pooling(sequence: Sequence, pooling: Pooling, prompt: List[int], model: str) -> Completion:
+    body = question(pooling, prompt, {"model": model, **_scheduling(sequence)})
+    return Completion(sequence.request_id, body, streams=False, pooling=pooling)
+
+
+def _scheduling(sequence: Sequence) -> dict[str, Any]:
+    salt = salt_of(sequence.hash_seed)
+    fields: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
+    return fields | ({"priority": -sequence.priority} if sequence.priority else {})
 
 
 def item_of(request_id: str, data: bytes) -> Item:
@@ -117,6 +137,8 @@ def item_of(request_id: str, data: bytes) -> Item:
 
 def whole_item_of(asked: Completion, data: bytes) -> Item:
     """What an answer says that does not stream. Any thread. Raises ProtocolError."""
+    if asked.pooling is not None:
+        return Item(asked.request_id, finish_reason="stop", pooled=pooled(asked.pooling.task, data))
     try:
         answer = _whole.decode(data)
         choice, transfer = answer.choices[0], bytes(answer.kv_transfer_params)

@@ -11,7 +11,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Final, Self
 
 from engine.vllm.engine import FINISHES
-from engine.vllm.server.completion import END, PATH, Completion, Item, item_of, whole_item_of
+from engine.vllm.server.completion import END, Completion, Item, item_of, whole_item_of
 from engine.vllm.server.gauges import Gauges
 from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import RefusedError, VllmServer
@@ -77,15 +77,15 @@ class ServerCore:
         last = Item(completion.request_id)
         try:
             if completion.streams:
-                async for data in self._server.stream(PATH, completion.body, self._headers):
                 # To its end, which comes with END: a connection that is left before cannot take another request.
+                async for data in self._server.stream(completion.path, completion.body, self._headers):
                     if data == END:
                         continue
                     last = item_of(completion.request_id, data)
                     if last.finish_reason is None or last.finish_reason in FINISHES:
                         self._tell(last)
             else:
-                data = await self._server.ask(PATH, completion.body, self._headers, is_patient=True)
+                data = await self._server.ask(completion.path, completion.body, self._headers, is_patient=True)
                 # On a thread, because log-probabilities of a prompt are megabytes.
                 self._tell(last := await asyncio.to_thread(whole_item_of, completion, data))
         except (BatonError, RefusedError) as error:

@@ -65,7 +65,7 @@ class ExternalEngine(VllmEngine):
 
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         super()._note_prompt(sequence, item, end_s)
-        if sequence.sequence_hashes:
+        if sequence.sequence_hashes and not sequence.pooling:
             self.cache.told.computed(sequence.sequence_hashes[-1], end_s)
         if self._others:
             self._prompt_times.forget()
@@ -100,8 +100,10 @@ class ExternalEngine(VllmEngine):
         return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)
 
     def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
+        if item.pooled:
+            self._note_prompt(sequence, item, timestamp_s)
         output = super()._news(sequence, item, timestamp_s)
         if item.new_token_ids:  # the KV has arrived, or here is where it lies
             sequence.transfer = item.transfer
             self.offers_nothing = sequence.prefill_only and not item.transfer
-        return replace(output, refused=True) if output is not None and item.refused else output
+        return None if output is None else replace(output, refused=item.refused or output.refused, pooled=item.pooled)

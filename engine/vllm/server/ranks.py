@@ -15,7 +15,7 @@ TCP: Final = "tcp://"
 class Rank:
     number: int  # vLLM's own, as in its metrics
     num_blocks: int
-    events: str  # where it publishes its KV events
+    events: str  # where it publishes its KV events; empty: they are not followed
     replay: str
     headers: Mapping[str, str] = field(default_factory=dict)  # of requests that it shall serve
 
@@ -24,10 +24,10 @@ def ranks_of(gauges: Mapping[int, Gauges], external: ExternalWorkerConfig) -> It
     """gauges: of all ranks. A server's only one is where the configuration says, and asked for by nothing."""
     if len(gauges) == 1:
         (only,) = gauges
-        yield Rank(only, gauges[only].num_blocks, external.events, external.replay)
+        yield Rank(only, gauges[only].num_blocks, external.events or "", external.replay or "")
         return
     for place, number in enumerate(sorted(gauges)):  # a server with some of all ranks counts its own from 0
-        events, replay = _of_rank(external.events, number), _of_rank(external.replay, number)
+        events, replay = (_of_rank(each or "", number) for each in (external.events, external.replay))
         yield Rank(number, gauges[number].num_blocks, events, replay, {HEADER: str(place)})
 
 

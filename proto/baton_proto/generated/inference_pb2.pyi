@@ -502,7 +502,7 @@ class Totals(_message.Message):
     def __init__(self, clock_s: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., event_batches: _Optional[int] = ..., events_refused: _Optional[int] = ..., events_malformed: _Optional[int] = ..., event_gaps: _Optional[int] = ..., snapshots: _Optional[int] = ..., tree_blocks: _Optional[int] = ..., tree_runs: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total", "disk_blocks_used", "disk_blocks_total", "engine", "used", "model")
+    __slots__ = ("worker_id", "role", "state", "incarnation", "blocks_used", "blocks_cached", "blocks_total", "running", "waiting", "last_event_id", "address", "leases", "note", "blocks_in_tree", "event_batches", "prompt_tokens", "cached_tokens", "output_tokens", "queued_prefill_tokens", "step_ms", "host_blocks_used", "host_blocks_total", "disk_blocks_used", "disk_blocks_total", "engine", "used", "model", "serves")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +530,7 @@ class WorkerStatus(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     state: str
@@ -557,7 +558,8 @@ class WorkerStatus(_message.Message):
     engine: str
     used: bool
     model: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., disk_blocks_used: _Optional[int] = ..., disk_blocks_total: _Optional[int] = ..., engine: _Optional[str] = ..., used: _Optional[bool] = ..., model: _Optional[str] = ...) -> None: ...
+    serves: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., last_event_id: _Optional[int] = ..., address: _Optional[str] = ..., leases: _Optional[int] = ..., note: _Optional[str] = ..., blocks_in_tree: _Optional[int] = ..., event_batches: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., step_ms: _Optional[float] = ..., host_blocks_used: _Optional[int] = ..., host_blocks_total: _Optional[int] = ..., disk_blocks_used: _Optional[int] = ..., disk_blocks_total: _Optional[int] = ..., engine: _Optional[str] = ..., used: _Optional[bool] = ..., model: _Optional[str] = ..., serves: _Optional[str] = ...) -> None: ...
 
 class SleepRequest(_message.Message):
     __slots__ = ("worker_id", "level", "timeout_s")

@@ -78,8 +78,11 @@ def _fields(model: Frontend, request: Request) -> dict[str, Any]:
         "created": model.created_s,
         "owned_by": "baton",
         "max_model_len": limits.longest,
+        "tasks": sorted(limits.tasks),
         "state": model.state(),
     }
+    if limits.dimension:
+        fields["dimension"] = limits.dimension
     if model.aliases:
         fields["aliases"] = list(model.aliases)
     if "anthropic-version" in request.headers:

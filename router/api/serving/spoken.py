@@ -14,6 +14,7 @@ from router.api.http.errors import ErrorForm, openai_form
 from router.api.messages import endpoints as messages
 from router.api.openai import endpoints as openai
 from router.api.pages.openapi import Described
+from router.api.pooled import endpoints as pooled
 from router.api.responses import endpoints as responses
 from router.api.responses.store import ResponseStore
 from router.requests.frontend import Models
@@ -25,6 +26,11 @@ class Row(NamedTuple):
     more: Sequence[tuple[str, str, str]] = ()  # (what follows the path, HTTP method, method of the dialect)
 
 
+_POOLED = {
+    ("/v1/embeddings",): (pooled.EMBEDDINGS, pooled.DESCRIBED_EMBEDDINGS),
+    ("/v1/score", "/score"): (pooled.SCORE, pooled.DESCRIBED_SCORE),
+    ("/v1/rerank", "/rerank", "/v2/rerank"): (pooled.RERANK, pooled.DESCRIBED_RERANK),
+}
 SPOKEN: Mapping[str, Row] = {
     "/v1/chat/completions": Row(openai.chats, openai.DESCRIBED),
     "/v1/completions": Row(openai.completions, openai.DESCRIBED),
@@ -42,6 +48,7 @@ SPOKEN: Mapping[str, Row] = {
         messages.DESCRIBED,
         (("/count_tokens", "POST", "count"),),
     ),
+    **{path: Row(make, {path: told}) for paths, (make, told) in _POOLED.items() for path in paths},
 }
 
 Spoken = Mapping[str, Dialect]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from sys import getsizeof
 
-from router.api.wishes.validation import Chat, Prompt
+from router.api.wishes.validation import Chat, Pair, Prompt
 
 BYTES_PER_ID: int = 40  # an integer, and its place in a list
 
@@ -25,6 +25,8 @@ def held_bytes(*values: object) -> int:
 def prompt_bytes(prompt: Prompt) -> int:
     if isinstance(prompt, str):
         return getsizeof(prompt)
+    if isinstance(prompt, Pair):
+        return held_bytes(prompt.query, prompt.document)
     if not isinstance(prompt, Chat):
         return BYTES_PER_ID * len(prompt)
     tools = () if prompt.tools is None else prompt.tools.tools

@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from baton_proto.grammar import Grammar
+from baton_proto.pooling import GENERATE, Pooling
 from baton_proto.sampling import MAX_SEED, SamplingParams
 from baton_proto.worker import NO_HINT, CacheHint
 from router.api.wishes.bad_words import spelled
@@ -29,7 +30,7 @@ from router.requests.frontend import Frontend, Limits
 from router.requests.request import GenerateRequest
 from router.text.chat_template import Ending, Message
 from router.text.text_encoder import TokenIds
-from runtime.errors import ContextLengthError, InvalidRequestError
+from runtime.errors import ContextLengthError, InvalidRequestError, UnservedTaskError
 from runtime.security.callers import ANY_TENANT, ANYONE, Caller
 
 _dice = random.Random()  # request ids are unique, not secret
@@ -73,7 +74,14 @@ class Chat(Struct, frozen=True):
         return len(self.messages) + self.variable_bytes
 
 
-Prompt = str | Chat | Sequence[int]
+class Pair(Struct, frozen=True):
+    """Two texts whose score is asked for. A server makes their tokens; ours count as those of the prompt."""
+
+    query: str
+    document: str
+
+
+Prompt = str | Chat | Pair | Sequence[int]
 
 
 class Kept(Struct, frozen=True):
@@ -103,27 +111,25 @@ class Call(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     first_token_s: float | None = None  # until its first token is due
     draw: Draw = field(default_factory=Draw.fresh)
+    pooling: Pooling | None = None  # asked for in the place of text
 
 
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
     """`frontend`: the model that the call names. Raises InvalidRequestError, and its kind ContextLengthError."""
     started_s = time.monotonic()
     _check_priority(call, frontend.max_priority)
-    if len(call.cache_salt) > MAX_SALT_CHARS:
-        raise InvalidRequestError(
-            "cache_salt", f"has {len(call.cache_salt)} characters; at most {MAX_SALT_CHARS} are allowed"
-        )
+    _check_salt(call.cache_salt)
     timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size, frontend.sampling_defaults)
     seed = sampling.seed if sampling.is_seeded else call.draw.seed()
-    limits = frontend.generator.limits()
+    limits = _limits(frontend, call)
     deadline_s = started_s + timeout_s
     if sampling.bad_words:
         sampling = await _with_spelled(frontend, sampling, options.name_of("bad_words"), deadline_s)
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families)
     kept = _kept(call.kept, options, limits)
-    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, kept)
+    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, kept, limits=limits)
     given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
     parsing, grammar = None, given
     if isinstance(prompt, Chat) and use is not None:
@@ -152,12 +158,32 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
         hint=call.hint,
+        pooling=_pooling(call, prompt),
         parsing=parsing,
         grammar_field=grammar_field,
         includes_stop=options.includes_stop,
         spells_special=options.spells_special,
         draw=call.draw,
     )
+
+
+def _check_salt(salt: str) -> None:
+    if len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequestError("cache_salt", f"has {len(salt)} characters; at most {MAX_SALT_CHARS} are allowed")
+
+
+def _limits(frontend: Frontend, call: Call) -> Limits:
+    """Raises UnservedTaskError."""
+    limits, task = frontend.generator.limits(), GENERATE if call.pooling is None else call.pooling.task
+    if limits.tasks and task not in limits.tasks:
+        raise UnservedTaskError(frontend.model, task, limits.tasks)
+    return limits if call.pooling is None else msgspec.structs.replace(limits, output=0)
+
+
+def _pooling(call: Call, prompt: Prompt) -> Pooling | None:
+    if call.pooling is None or not isinstance(prompt, Pair):
+        return call.pooling
+    return msgspec.structs.replace(call.pooling, texts=[prompt.query, prompt.document])
 
 
 async def _with_spelled(frontend: Frontend, sampling: SamplingParams, name: str, deadline_s: float) -> SamplingParams:
@@ -263,10 +289,12 @@ async def tokenize(
     deadline_s: float | None = None,
     add_special_tokens: bool = True,
     kept: Kept = ALL_TOKENS,
+    *,
+    limits: Limits | None = None,
 ) -> TokenIds:
     """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it;
     `kept`: a number, or all. Raises InvalidRequestError, and what the side lane raises."""
-    limits = frontend.generator.limits()
+    limits = limits or frontend.generator.limits()
     if kept.number is None:
         return await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)
     limits = Limits(CUT_TIMES * limits.longest)
@@ -283,6 +311,9 @@ async def _tokenize(
     frontend: Frontend, prompt: Prompt, name: str, deadline_s: float | None, add_special_tokens: bool, limits: Limits
 ) -> TokenIds:
     tokenizer = frontend.tokenizer
+    if isinstance(prompt, Pair):
+        told = name, deadline_s, add_special_tokens, limits
+        return np.concatenate([await _tokenize(frontend, text, *told) for text in (prompt.query, prompt.document)])
     if isinstance(prompt, Chat) and not prompt.messages:
         raise InvalidRequestError(name, "is empty; at least one message is needed")
     if not isinstance(prompt, Chat) and not len(prompt):
@@ -340,6 +371,8 @@ def _check_length(
     """Returns how many tokens may be generated: the caller's number, else the model's default as far as it fits, else
     all that fit."""
     _check_fits(name, num_prompt_tokens, limits)
+    if not limits.output:
+        return 0
     room, room_now = limits.longest - num_prompt_tokens, (limits.pool_tokens or 0) - num_prompt_tokens
     own = min(room, room_now) if room_now > 0 else room  # where the caller gives no number, whoever is there may serve
     max_tokens: int = options.given.get("max_tokens", min(own, defaults.get("max_tokens", own)))
@@ -354,19 +387,20 @@ def _check_length(
 def _kept(kept: Kept, options: Options, limits: Limits) -> Kept:
     """As a number of tokens, or all. Raises InvalidRequestError."""
     if kept.number == LONGEST:
-        max_tokens: int = options.given.get("max_tokens", 1)
-        return Kept(max(1, limits.longest - max(1, max_tokens)), kept.side)
+        max_tokens: int = options.given.get("max_tokens", limits.output)
+        return Kept(max(1, limits.longest - max(limits.output, max_tokens)), kept.side)
     if kept.number == 0:
         raise InvalidRequestError(TRUNCATE, "is 0, must be at least 1, or -1 for as many tokens as fit")
-    check_range(TRUNCATE, kept.number, LONGEST, limits.longest - 1)
+    check_range(TRUNCATE, kept.number, LONGEST, limits.longest - limits.output)
     return kept
 
 
 def _check_fits(name: str, num_tokens: int, limits: Limits, at_least: str = "") -> None:
-    """Prompt and one generated token must fit."""
-    if num_tokens < limits.longest:
+    """Prompt and one generated token must fit, if text is generated."""
+    if num_tokens + limits.output <= limits.longest:
         return
-    problem = f"has {at_least}{num_tokens} tokens, with at least one to generate; {_who_takes(limits)}"
+    generated = ", with at least one to generate" if limits.output else ""
+    problem = f"has {at_least}{num_tokens} tokens{generated}; {_who_takes(limits)}"
     raise ContextLengthError(name, problem)
 
 

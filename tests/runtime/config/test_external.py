@@ -46,7 +46,7 @@ def test_what_is_wrong_is_named_with_a_way_out(changes: dict[str, Any], told: st
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"external_workers\[0\].*`replay`"):
+    with pytest.raises(ConfigError, match=r"external_workers\[0\].*replay is '', not an address"):
         parse_config({"external_workers": [{key: GOOD[key] for key in ("name", "address", "events")}]})
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
+from engine.vllm.server.completion import PATH
 from engine.vllm.server.ranks import HEADER
 from runtime.config.external import ExternalWorkerConfig
 
@@ -41,6 +42,7 @@ class Imitation:
         self.question: dict[str, Any] = {}  # the last one
         self.rank = ""  # that it was for
         self.clients: list[Any] = []  # addresses from which completions came
+        self.paths: Sequence[str] = (PATH,)  # that have what its model does
         self.api_key = ""  # that it asks for
         self.is_healthy = True
         self.hangs = False
@@ -62,7 +64,8 @@ class Imitation:
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/v1/completions", self._complete)
+        for path in self.paths:
+            app.router.add_post(path, self._complete)
         runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)

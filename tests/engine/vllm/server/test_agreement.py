@@ -1,17 +1,21 @@
 """What a server must have in common with the service, where a real one is not needed to tell."""
 
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import trustme
 from aiohttp import web
 
+from baton_proto.pooling import EMBED
 from engine.vllm.server.agreement import Facts, agreed
+from engine.vllm.server.pooled import PATHS
 from engine.vllm.server.server import VllmServer
 from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
@@ -122,6 +126,22 @@ async def test_what_a_server_makes_of_chats_and_of_a_fixed_prompt_is_told(tiny_m
         assert (imitation.question["max_tokens"], imitation.question["temperature"]) == (8, 0)
         answer.clear()
         assert (await agree(imitation, tiny_model, model="m", **endpoints)).greedy == "", "it says something else"
+
+
+async def test_a_server_that_only_embeds_needs_no_events_and_no_blocks_of_our_size(tiny_model: Path) -> None:
+    embedding = b64encode(np.ones(16, "<f4").tobytes()).decode()
+
+    async def say(response: web.StreamResponse) -> None:
+        await response.write(msgspec.json.encode({"data": [{"embedding": embedding}]}))
+
+    imitation = Imitation(say, tokenizer_of(resolve_model(str(tiny_model))))
+    imitation.metrics = METRICS.replace('block_size="32"', 'block_size="128"')
+    imitation.paths = (PATHS[EMBED],)
+    facts = await agree(imitation, tiny_model, model="m", events=None, replay=None)
+    assert (facts.tasks, facts.dimension, facts.greedy, facts.note) == ((EMBED,), 16, "", "")
+    imitation.paths = ("/elsewhere",)
+    with pytest.raises(ConfigError, match="its model neither generates nor embeds nor scores"):
+        await agree(imitation, tiny_model, model="m", events=None, replay=None)
 
 
 async def test_a_server_that_does_not_tell_its_blocks_is_refused_with_the_flag(tiny_model: Path) -> None:

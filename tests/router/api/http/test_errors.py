@@ -201,10 +201,11 @@ async def test_unknown_paths_and_methods_are_refused_as_openai_does(http: httpx.
     answer = await http.get("/v1/chat/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["message"] == "GET /v1/chat/completions: the method there is POST"
-    answer = await http.post("/v1/embeddings", json={})
+    answer = await http.post("/v1/audio/speech", json={})
     assert answer.status_code == 404
     assert (
-        answer.json()["error"]["message"] == "POST /v1/embeddings: is not served here; GET /openapi.json lists what is"
+        answer.json()["error"]["message"]
+        == "POST /v1/audio/speech: is not served here; GET /openapi.json lists what is"
     )
 
 

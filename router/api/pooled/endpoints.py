@@ -1,0 +1,137 @@
+"""The dialects of embeddings, scores and ranks. Each input of a call is a request of its own: it is queued, placed and
+replayed by itself, so that servers share a long call."""
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+
+from router.api.dialects.dialect import Asked
+from router.api.dialects.json_body import decode_body
+from router.api.dialects.tolerant import tolerant
+from router.api.http.errors import ErrorAnswer, ErrorBody, openai_form
+from router.api.openai.answers import Heading
+from router.api.pooled.types import (
+    Body,
+    Document,
+    Embedding,
+    Embeddings,
+    EmbeddingsBody,
+    PooledUsage,
+    Rank,
+    Ranks,
+    RerankBody,
+    Score,
+    ScoreBody,
+    Scores,
+)
+from router.api.wishes.sampling_options import Options
+from router.api.wishes.validation import Pair, Prompt
+from router.requests.frontend import Frontend, Models
+from router.requests.request import Finished, GenerateRequest, Piece
+
+
+class PooledAnswer:
+    """What each input gave, in the order of the inputs. Nothing of it streams."""
+
+    of_prompts = go_on = saved = None
+
+    def __init__(self, heading: Heading, body: Any, num_inputs: int) -> None:
+        self._heading = heading
+        self._body = body
+        self._results: list[Any] = [None] * num_inputs
+
+    def chunks(self, piece: Piece) -> Sequence[Struct]:
+        raise NotImplementedError
+
+    def ending(self, finished: Finished) -> Sequence[Struct]:
+        raise NotImplementedError
+
+    def failure(self, status: int, error: ErrorBody) -> Struct:
+        return ErrorAnswer(error)
+
+    def add(self, piece: Piece) -> None:
+        self._results[piece.index] = self._result(piece.pooled)
+
+    def whole(self, finished: Finished) -> Struct:
+        return self._whole(PooledUsage(finished.prompt_tokens, finished.prompt_tokens))
+
+    def _result(self, pooled: bytes) -> Any:
+        return float(np.frombuffer(pooled, "<f4")[0])
+
+    def _whole(self, usage: PooledUsage) -> Struct:
+        raise NotImplementedError
+
+
+class EmbeddingsAnswer(PooledAnswer):
+    _body: EmbeddingsBody
+
+    def _result(self, pooled: bytes) -> str | Raw:
+        """Written at once, because all of a call's numbers together would keep other requests waiting."""
+        if self._body.encoding_format == "base64":
+            return b64encode(pooled).decode()
+        return Raw(msgspec.json.encode(np.frombuffer(pooled, "<f4").tolist()))
+
+    def _whole(self, usage: PooledUsage) -> Struct:
+        data = [Embedding(index, result) for index, result in enumerate(self._results)]
+        return Embeddings(self._heading.id, self._heading.created, self._heading.model, data, usage)
+
+
+class ScoreAnswer(PooledAnswer):
+    def _whole(self, usage: PooledUsage) -> Struct:
+        data = [Score(index, result) for index, result in enumerate(self._results)]
+        return Scores(self._heading.id, self._heading.created, self._heading.model, data, usage)
+
+
+class RerankAnswer(PooledAnswer):
+    _body: RerankBody
+
+    def _whole(self, usage: PooledUsage) -> Struct:
+        pairs = self._body.prompts()
+        order = sorted(range(len(pairs)), key=lambda index: -self._results[index])
+        ranks = [Rank(index, self._results[index], self._document(pairs[index])) for index in order]
+        return Ranks(self._heading.id, self._heading.model, ranks[: self._body.top_n or None], usage)
+
+    def _document(self, pair: Prompt) -> Document | None:
+        return Document(pair.document) if isinstance(pair, Pair) and self._body.return_documents else None
+
+
+class PooledDialect:
+    named_events = False
+
+    def __init__(self, models: Models, body: type[Body], answer: type[PooledAnswer], prefix: str) -> None:
+        """`prefix`: of the answer's id."""
+        self._body = body if models.unknown_fields == "refuse" else tolerant(body)
+        self._answer = answer
+        self._prefix = prefix
+
+    def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
+        body = decode_body(data, self._body)
+        return body.asked(), Options(given={}), body.prompts()
+
+    def answer(
+        self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
+    ) -> PooledAnswer:
+        heading = Heading(f"{self._prefix}-{request_id}", frontend.model, requests[0].draw.created_s)
+        return self._answer(heading, asked.form, len(requests))
+
+    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
+        return openai_form(status, error, request_id)
+
+
+Make = Callable[[Models, object], PooledDialect]
+
+
+def _made(body: type[Body], answer: type[PooledAnswer], prefix: str) -> Make:
+    return lambda models, _: PooledDialect(models, body, answer, prefix)
+
+
+EMBEDDINGS = _made(EmbeddingsBody, EmbeddingsAnswer, "embd")
+SCORE = _made(ScoreBody, ScoreAnswer, "score")
+RERANK = _made(RerankBody, RerankAnswer, "rerank")
+DESCRIBED_EMBEDDINGS = ("Embeddings of texts or token ids", EmbeddingsBody, Embeddings)
+DESCRIBED_SCORE = ("Scores of pairs of texts", ScoreBody, Scores)
+DESCRIBED_RERANK = ("Documents in the order of their scores with a query", RerankBody, Ranks)

@@ -1,0 +1,200 @@
+"""Bodies and answers of embeddings, scores and ranks, as OpenAI and vLLM have them."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from baton_proto.pooling import EMBED, SCORE, Pooling
+from router.api.dialects.dialect import Asked
+from router.api.dialects.json_body import ABSENT
+from router.api.wishes.names import Name
+from router.api.wishes.validation import MIXTURE, Call, Kept, Pair, Prompt
+from runtime.errors import InvalidRequestError
+
+MAX_INPUTS = 2048  # of a call, as OpenAI has it
+
+
+class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that all share."""
+
+    without_effect: ClassVar[Sequence[str]] = ("user",)
+    task: ClassVar[str]
+    passed: ClassVar[Sequence[str]] = ("use_activation",)
+    prompt_field: ClassVar[str]
+
+    model: Name | None = None
+    priority: int | None = None
+    cache_salt: Name | None = None
+    request_id: Name | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    user: Raw = ABSENT
+
+    def prompts(self) -> Sequence[Prompt]:
+        """One or more. Raises InvalidRequestError."""
+        raise NotImplementedError
+
+    def asked(self) -> Asked:
+        passed = {name: value for name in self.passed if (value := getattr(self, name)) is not None}
+        call = Call(
+            prompt_field=self.prompt_field,
+            add_special_tokens=self.adds_special_tokens,
+            request_id=self.request_id or "",
+            kept=self.kept,
+            model=self.model,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            pooling=Pooling(self.task, fields=msgspec.json.encode(passed)),
+        )
+        return Asked(call, stream=False, form=self)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return True
+
+    @property
+    def kept(self) -> Kept:
+        """Of a prompt whose tokens are made here."""
+        return Kept()
+
+
+class EmbeddingsBody(Body, frozen=True, kw_only=True):
+    task = EMBED
+    passed = ("use_activation", "dimensions")
+    prompt_field = "input"
+
+    input: str | list[str | int | list[int]]
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    add_special_tokens: bool | None = None
+
+    def prompts(self) -> Sequence[Prompt]:
+        if isinstance(self.input, str):
+            return [self.input]
+        if self.input and isinstance(self.input[0], int):
+            whole: Any = self.input  # validation checks that all are token ids
+            return [whole]
+        if len(set(map(type, self.input))) > 1:
+            raise InvalidRequestError("input", MIXTURE)
+        _check_number("input", self.input)
+        return [each for each in self.input if not isinstance(each, int)]
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return self.add_special_tokens is not False
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.truncate_prompt_tokens, self.truncation_side or "right")
+
+
+class _PairsBody(Body, frozen=True, kw_only=True):
+    task = SCORE
+    passed = (
+        "use_activation",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "max_tokens_per_query",
+        "max_tokens_per_doc",
+        "instruction",
+    )
+
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+    instruction: str | None = None
+
+
+class ScoreBody(_PairsBody, frozen=True, kw_only=True):
+    prompt_field = "text_2"
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+    def prompts(self) -> Sequence[Prompt]:
+        first, second = _listed(self.text_1), _listed(self.text_2)
+        _check_number("text_1", first)
+        _check_number("text_2", second)
+        if len(first) not in (1, len(second)):
+            problem = f"has {len(first)} texts, text_2 {len(second)}: one, or as many, are needed"
+            raise InvalidRequestError("text_1", problem)
+        return [Pair(*pair) for pair in zip(first * (len(second) // len(first)), second, strict=True)]
+
+
+class RerankBody(_PairsBody, frozen=True, kw_only=True):
+    prompt_field = "documents"
+
+    query: str
+    documents: str | list[str]
+    top_n: int = 0
+    return_documents: bool = True
+
+    def prompts(self) -> Sequence[Prompt]:
+        documents = _listed(self.documents)
+        _check_number("documents", documents)
+        if self.top_n < 0:
+            raise InvalidRequestError("top_n", f"is {self.top_n}, must be at least 0, which is for all")
+        return [Pair(self.query, document) for document in documents]
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _check_number(name: str, inputs: Sequence[object]) -> None:
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise InvalidRequestError(name, f"has {len(inputs)} entries; 1 to {MAX_INPUTS} are allowed")
+
+
+class PooledUsage(Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct, frozen=True):
+    index: int
+    embedding: list[float] | str | Raw  # a string is Base64 of f32 LE
+    object: str = "embedding"
+
+
+class Score(Struct, frozen=True):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class Embeddings(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PooledUsage
+    object: str = "list"
+
+
+class Scores(Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: PooledUsage
+    object: str = "list"
+
+
+class Document(Struct, frozen=True):
+    text: str
+
+
+class Rank(Struct, frozen=True, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class Ranks(Struct, frozen=True):
+    id: str
+    model: str
+    results: list[Rank]
+    usage: PooledUsage
