@@ -31,6 +31,8 @@ from worker.runtime import WorkerRuntime
 from worker.stamps import chunks_of, due_at
 from worker.step_stream import RouterStream
 
+NO_IMAGES = "it takes no images: vLLM does with a model for them, in a worker or a server with --enable-scale-out"
+
 log = structlog.get_logger()
 
 
@@ -79,8 +81,9 @@ class Worker:
 
     def _accept(self, router: RouterStream, request: Submit, token_ids: list[int], matcher: Matcher | None) -> None:
         sampling, assembly = request.sampling, self._runtime.assembly
-        # Nobody passes on what a server tells of a prompt beside its KV.
-        elsewhere = request.prefill is not None and (sampling.prompt_logprobs is None or not assembly.passes)
+        # Images stay where the answer is made, and nobody passes on what a server tells of a prompt beside its KV.
+        stays = bool(request.images) or (assembly.passes and sampling.prompt_logprobs is not None)
+        elsewhere = request.prefill is not None and not stays
         if elsewhere:  # that worker computes the log-probabilities of the prompt
             sampling = structs.replace(sampling, prompt_logprobs=None)
         sequence = Sequence(
@@ -93,6 +96,7 @@ class Worker:
             hint=request.hint,
             matcher=matcher,
             due_s=due_at(request.due_ms),
+            images=request.images,
             pooling=request.pooling,
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
@@ -153,7 +157,7 @@ class Worker:
         limits = self._runtime.assembly.limits
         if (task := GENERATE if request.pooling is None else request.pooling.task) not in limits.tasks:
             return f"its model does not {task}, but can {' and '.join(limits.tasks)}"
-        return limits.refuses(request.sampling)
+        return NO_IMAGES if request.images and not limits.sees else limits.refuses(request.sampling)
 
     # --- output and end of requests -----------------------------------------------------------------------------------
 
@@ -257,6 +261,7 @@ def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
         timeline=None if request.started else _timeline(request),
         prompt_logprobs=output.prompt_logprobs or request.prompt_logprobs,
         weights=0 if request.started else weights,
+        seen=None if request.started else request.sequence.seen,
         pooled=output.pooled,
     )
     request.started, request.prompt_logprobs = True, None

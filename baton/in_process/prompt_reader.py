@@ -103,6 +103,8 @@ class PromptReader:
                 request = _at_once(validate(self._frontend, call, prompt, options))
             except ContextLengthError as error:
                 raise ContextLengthError(error.field, f"{error.problem}{self._way_out}") from None
+            if request.images:
+                raise InvalidRequestError(name, "have images: vLLM takes them, behind a service")
             (sampling,) = request.sampling
             sampling = msgspec.structs.replace(sampling, seed=(sampling.seed + shift) & MAX_SEED)
             requests.append(msgspec.structs.replace(request, sampling=(sampling,)))

@@ -15,12 +15,13 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from baton_proto.images import Image, Seen
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import Needs, PromptLogprobs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.sequences.moves import Move
-from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes
+from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes, with_images
 from runtime.grammar.matcher import Matcher
 
 PENDING = -1
@@ -64,6 +65,7 @@ class Sequence:
     hint: CacheHint = NO_HINT  # what becomes of its prompt's blocks when it has ended
     matcher: Matcher | None = None  # of the grammar of `sampling`, fresh
     due_s: float = inf  # when its first token is due, on time.monotonic(); once an engine has it, on that one's clock
+    images: List[Image] = ()  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text
     transfer: bytes = b""  # what an engine's own connector says of where the prompt's KV is, until the first token
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
@@ -91,6 +93,7 @@ class Sequence:
     leader: "Sequence | None" = field(default=None, init=False)  # while it waits: who computes its next blocks
     num_looked_up: int = field(default=-1, init=False)  # cached tokens while it waits, as seen last; -1: nobody looked
     num_led_tokens: int = field(default=0, init=False)  # leading ones that it has in common with its leader
+    seen: Seen | None = field(default=None, init=False)  # once the prompt is computed, where it has images
     hashed_tokens: "array[int]" = field(default_factory=lambda: array("I"), init=False)  # of these blocks
 
     def __post_init__(self) -> None:
@@ -218,6 +221,7 @@ class Sequence:
         assert len(tokens) == (num_blocks - known) * block_size
         self.hashed_tokens += tokens
         new = block_hashes(np.frombuffer(tokens, dtype=np.uint32), block_size, self.hash_seed)
+        new = with_images(new, self.images, block_size, known)
         parent = self.sequence_hashes[-1] if known else None
         self.block_hashes.extend(new.tolist())
         self.sequence_hashes.extend(sequence_hashes(new, parent).tolist())

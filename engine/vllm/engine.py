@@ -17,6 +17,7 @@ from engine.interface import Counts
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.cache import VllmCache, salt_of
+from engine.vllm.image_prompts import ImagePrompts
 from engine.vllm.prompt_scores import scores_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
@@ -48,6 +49,7 @@ class VllmEngine:
         self._dead_ends: list[SequenceOutput] = []
         self._num_running = 0
         self._sending: set[asyncio.Task[None]] = set()
+        self._image_prompts = ImagePrompts(llm)
         self.wake: Callable[[], None] = lambda: None  # somebody shall take the dead ends
 
     # --- sequences come and go ----------------------------------------------------------------------------------------
@@ -57,8 +59,8 @@ class VllmEngine:
         self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
         if sequence.num_output_tokens and not sequence.prefill_only and repeats(sequence.sampling):
             self._repeated[sequence.request_id] = sequence.token_ids[sequence.num_prompt_tokens :]
-        if sequence.sampling.grammar is not None and not sequence.prefill_only:
-            self._send(self._add_with_grammar(sequence))
+        if sequence.images or (sequence.sampling.grammar is not None and not sequence.prefill_only):
+            self._send(self._add_later(sequence))
             return
         try:
             request = self._request(sequence)
@@ -67,16 +69,20 @@ class VllmEngine:
         else:
             self._send(self._llm.engine_core.add_request_async(request))
 
-    async def _add_with_grammar(self, sequence: Sequence) -> None:
-        """On a thread, because vLLM compiles the grammar to check it."""
+    async def _add_later(self, sequence: Sequence) -> None:
         try:
-            request = await asyncio.to_thread(self._request, sequence)
+            request = await self._made_elsewhere(sequence)
         except Exception as error:  # also when no thread can be started, or there is no memory
             self._refused(sequence, error)
             self.wake()
             return
         if self._sequences.get(sequence.request_id) is sequence:  # else it was aborted
             await self._llm.engine_core.add_request_async(request)
+
+    async def _made_elsewhere(self, sequence: Sequence) -> Any:
+        """The request, made on a thread, because vLLM compiles a grammar to check it, and pictures are large."""
+        made = (await self._image_prompts.make(sequence, self._prompt(sequence)),) if sequence.images else ()
+        return await asyncio.to_thread(self._request, sequence, *made)
 
     def _refused(self, sequence: Sequence, error: Exception) -> None:
         if self._forget(sequence.request_id) is sequence:
@@ -100,8 +106,8 @@ class VllmEngine:
         """The sequence of this name in vLLM; None: it is gone."""
         return self._sequences.get(name)
 
-    def _request(self, sequence: Sequence) -> Any:
-        """An EngineCoreRequest. Raises what vLLM's checks raise."""
+    def _request(self, sequence: Sequence, made: Any = None) -> Any:
+        """An EngineCoreRequest. `made`: of a prompt with images. Raises what vLLM's checks raise."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
@@ -115,7 +121,7 @@ class VllmEngine:
         if sampling.repetition_detection:
             arguments["repetition_detection"] = RepetitionDetectionParams(**sampling.repetition_detection)
         arguments |= self._transfer(sequence)
-        prompt = TokensPrompt(type="token", prompt_token_ids=tokens)
+        prompt = made or TokensPrompt(type="token", prompt_token_ids=tokens)
         if (salt := salt_of(sequence.hash_seed)) is not None:
             prompt["cache_salt"] = salt
         processor = self._llm.input_processor

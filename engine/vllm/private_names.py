@@ -18,6 +18,7 @@ SHARING: Final = "prompts on workers of their own (workers.prefill)"
 SLEEP: Final = "baton sleep"
 SEEDS: Final = "seeded prompts of several steps on CPUs"
 STEP_TIMES: Final = "the expected length of steps"
+IMAGES: Final = "images in prompts"
 CACHED: Final = "cached tokens in usage"
 OLDER: Final = "what older versions are asked for in another way"
 
@@ -64,6 +65,11 @@ NAMES: Final = (
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "engine_core input_processor vllm_config", "the parts that we talk to"),
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "output_handler", "is ended, because we take the outputs"),
     *_of("vllm.v1.engine.input_processor:InputProcessor", "process_inputs", "the checks of a request"),
+    *_of("vllm.v1.engine.input_processor:InputProcessor", "renderer", "who makes prompts with images", IMAGES),
+    *_of("vllm.renderers:BaseRenderer", "render_cmpl_async", "a prompt with images", IMAGES),
+    *_of("vllm.multimodal.media:MediaConnector", "fetch_image_async", "a picture of its bytes", IMAGES),
+    *_of(f"{CONFIG}:ModelConfig", "is_multimodal_model multimodal_config", "whether it takes images", IMAGES),
+    *_of(f"{CONFIG}:MultiModalConfig", "media_io_kwargs", "how pictures are read", IMAGES),
     *_of(f"{CLIENT}", "add_request_async abort_requests_async", "requests go past AsyncLLM's queues"),
     *_of(f"{CLIENT}", "get_output_async", "the news of a step stay together"),
     *_of(f"{CLIENT}", "sleep_async wake_up_async", "memory is given back and taken again", SLEEP),

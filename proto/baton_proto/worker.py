@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from baton_proto.decoding import Count, Int32, Name, Packed, Rows, Small, Text, decoder
 from baton_proto.discovery import TransferEndpoint, WorkerLoad
+from baton_proto.images import Image, Seen
 from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
@@ -77,6 +78,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     hint: CacheHint = NO_HINT
     due_ms: Small | None = None  # until the first token is due, from the moment of sending; None: at no time
     weights: Count = 0  # see discovery.weights_tag: those that the output is of; 0: there is none
+    images: Annotated[list[Image], Rows] = []  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text: sampling.max_tokens is 0
 
 
@@ -124,6 +126,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     timeline: Timeline | None = None  # with the first token
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, where they are asked for
     weights: Count = 0  # with the first token: those that compute the answer, see discovery.weights_tag
+    seen: Seen | None = None  # with the first token, where the prompt has images
     accepted_tokens: Small = 0  # with `finish`: output tokens that were guessed before they were computed
     pooled: Packed = b""  # f32 LE, with `finish`, where Submit.pooling asks for it
 

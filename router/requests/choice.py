@@ -35,6 +35,7 @@ from router.workers.inbox import UnreadError, cut_after
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
 from router.workers.waking import Waking
+from runtime.blocks.block_hash import with_images
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -189,7 +190,8 @@ class Choice:
 
     def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
         parts, request = self._parts, self._request
-        hashes = self._hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        hashes = self._hashes = with_images(hashes, request.images, parts.block_size)
         if self._sampling.prompt_logprobs is not None:
             hashes = hashes[:0]  # because the whole prompt is computed, wherever it is cached
 
@@ -329,6 +331,7 @@ class Choice:
             hint=request.hint,
             due_ms=self._due_on_worker(),
             weights=self._answer.weights,
+            images=list(request.images),
             pooling=request.pooling,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
@@ -358,6 +361,9 @@ class Choice:
             prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
             weights = weights or delta.weights
             self._tally.accepted_tokens += delta.accepted_tokens
+            if delta.seen is not None and request.images:
+                images = self._parts.tokenizer.images
+                self._prompt.num_tokens = images.learn(request.prompt.tolist(), request.images, delta.seen)
         if logprobs and len(logprobs) != len(token_ids):
             raise ProtocolError(assignment.link.worker[0], f"{len(logprobs)} logprobs for {len(token_ids)} tokens")
         finish = deltas[-1].finish if deltas[-1].finish in ("stop", "length", "repetition") else None

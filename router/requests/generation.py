@@ -73,7 +73,7 @@ class Generator:
                         async for _, piece in merged:
                             yield piece
         num_output_tokens = sum(len(choice.output) for choice in choices)
-        yield Finished(tally.prompt_tokens, num_output_tokens, tally.cached_tokens, tally.choices)
+        yield Finished(prompt.num_tokens, num_output_tokens, tally.cached_tokens, tally.choices)
 
     def limits(self) -> Limits:
         """Limits that validation needs before a request is made."""

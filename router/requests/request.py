@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Struct, UnsetType, field
 
+from baton_proto.images import Image
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.worker import NO_HINT, CacheHint
@@ -35,6 +36,7 @@ class GenerateRequest(Struct, frozen=True):
     tenant: str = ""  # who shares the router with others; empty: all callers that name none
     hash_seed: int = SEED  # of the block hashes; requests of different seeds share no cached blocks
     hint: CacheHint = NO_HINT
+    images: Sequence[Image] = ()  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text
     parsing: Parsing | None = None  # None: the text is all
     grammar_field: str = "grammar"  # the caller's name of what the grammar comes from

@@ -23,6 +23,7 @@ class SharedPrompt:
         self._is_waited_for = wanted and len(request.sampling) > 1
         self._spread = spread if len(request.sampling) > 1 else None
         self._done = asyncio.Event()
+        self.num_tokens = len(request.prompt)  # images are more of them, once a server has told
         self.logprobs: PromptLogprobs | None = None  # where they are asked for, once it is computed
         self.died: set[WorkerKey] = set()  # decode workers that ended while they had a choice of the request
         self.lost: set[WorkerKey] = set()  # prefill workers that did not bring the prompt's KV

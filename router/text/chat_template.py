@@ -24,7 +24,8 @@ from runtime.errors import ContextLengthError, InvalidRequestError, ModelError
 from runtime.side_lane import stop_if_unwanted
 
 Message = Mapping[str, Any]
-"""`role` and `content`, both text, and whatever else the template reads."""
+"""`role` and `content`, both text, and whatever else the template reads. With `images` there is a SLOT in the content
+for each of them."""
 
 Ending = Literal["answer", "continue", "none"]
 """How the text ends: the assistant's turn is opened, or the final message is left open for the assistant to continue,
@@ -35,6 +36,7 @@ TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 PIECES_AT_ONCE = 256  # of the text, after which its length and the time are looked at
 NESTED = "they, or variables of their template, are nested too deep"
 MARK = "\U0001fffe\U0001ffff"  # noncharacters, behind what the final message says where it is to be continued
+SLOT = "\U0001fffe\U0001fffd"  # noncharacters, where an image stands in what a message says
 MAX_RENDER_S = 5.0  # of a processor, for one conversation; a large one takes milliseconds
 
 
@@ -66,7 +68,7 @@ class ChatTemplate:
         if ending == "continue":
             return _left_open(self.render(_marked(messages), variables, "none", max_chars))
         values: dict[str, Any] = {"tools": None, "documents": None, **(variables or {}), **self._special_tokens}
-        values |= {"messages": list(messages), "add_generation_prompt": ending == "answer"}
+        values |= {"messages": in_parts(messages), "add_generation_prompt": ending == "answer"}
         template = (self._tool_template if values["tools"] else None) or self._template
         if template is None:
             raise InvalidRequestError("messages", "the model has no chat template; send a prompt instead")
@@ -108,6 +110,22 @@ def _left_open(text: str) -> str:
         problem = "cannot be continued: the model's chat template does not end with what the final message says"
         raise InvalidRequestError("messages", problem)
     return said if after.startswith(" ") else said.rstrip()
+
+
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Where there are images all contents are parts, because there are templates that read nothing else then."""
+    if not any(message.get("images") for message in messages):
+        return list(messages)
+    return [_in_parts(message) for message in messages]
+
+
+def _in_parts(message: Message) -> Message:
+    texts = message["content"].split(SLOT) if message.get("images") else [message["content"]]
+    parts: list[Mapping[str, str]] = []
+    for i, text in enumerate(texts):
+        parts += [{"type": "image"}] * (i > 0) + [{"type": "text", "text": text}] * bool(text)
+    rest = {name: value for name, value in message.items() if name != "images"}
+    return {**rest, "content": parts}
 
 
 def _with_written_arguments(message: Message) -> Message:

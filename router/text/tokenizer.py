@@ -14,6 +14,7 @@ import tokenizers
 
 from router.text.chat_template import NESTED, Ending, Message, load_chat_template
 from router.text.control_tokens import ControlTokens
+from router.text.image_tokens import ImageTokens
 from router.text.segment_cache import SegmentCache, Unfinished, boundary_pattern
 from router.text.text_encoder import HARD_TEXTS, TokenIds, text_encoder
 from runtime.checkpoint import added_tokens
@@ -54,6 +55,7 @@ class Tokenizer:
             self._shown.update(self._token_bytes)
             self._shown.update(dict.fromkeys(self.hidden_token_ids, b""))
         self._token_texts: dict[int, str] = {}
+        self.images = ImageTokens(self.chat, added)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of `text`, [num_tokens]; special tokens that are spelled out in it are recognised."""

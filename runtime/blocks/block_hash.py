@@ -8,18 +8,21 @@ Definitions, bit-exact with NVIDIA Dynamo 1.6:
 - sequence hash: s_0 = h_0, s_i = xxh3_64(LE64(s_(i-1)) + LE64(h_i), seed 1337); names a block together with its prefix
 - LoRA: the block hash's seed becomes (1337 + xxh3_64(adapter name, seed 0)) mod 2^64
 
-Beyond Dynamo, a request with a cache salt has a seed of its own, too. Hence only requests with the same salt share
-blocks.
+Beyond Dynamo, a request with a cache salt has a seed of its own, which takes the place of 1337. Hence only requests
+with the same salt share blocks. A block that images touch is named by its tokens, and by the name and place of each
+image in turn.
 """
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from baton_proto.images import Image
 from baton_proto.kv_events import DEFAULT_HASH_SEED, MAX_HASH_SEED
 
 SEED: Final = DEFAULT_HASH_SEED
@@ -27,6 +30,7 @@ MASK_64: Final = 2**64 - 1
 TOKEN: Final = np.dtype("<u4")
 
 _LINK: Final = struct.Struct("<QQ")
+_PLACE: Final = struct.Struct("<Qq")
 
 
 def block_hashes(tokens: NDArray[np.uint32], block_size: int, seed: int = SEED) -> NDArray[np.uint64]:
@@ -49,6 +53,25 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
 def lora_seed(name: str) -> int:
     """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs."""
     return (SEED + xxhash.xxh3_64_intdigest(name.encode())) & MASK_64
+def with_image(block_hash: int, name: str, offset: int) -> int:
+    """The hash of a block that an image touches. `offset`: of the image's first token from the block's first one;
+    negative where the image begins in an earlier block."""
+    return xxhash.xxh3_64_intdigest(_PLACE.pack(block_hash, offset) + name.encode(), SEED)
+
+
+def with_images(
+    hashes: NDArray[np.uint64], images: Sequence[Image], block_size: int, first: int = 0
+) -> NDArray[np.uint64]:
+    """The hashes [n] of the blocks from `first` on, with the images that touch them."""
+    named = hashes.copy() if images else hashes
+    for image in images:
+        end = min(first + len(hashes), -(-(image.offset + image.length) // block_size))
+        for block in range(max(first, image.offset // block_size), end):
+            offset = image.offset - block * block_size
+            named[block - first] = with_image(int(named[block - first]), image.name, offset)
+    return named
+
+
 
 
 def salted_seed(*salts: str) -> int:

@@ -46,6 +46,7 @@ class Limits:
     """What an engine cannot do, or does in its own way. The defaults are our own engine's."""
 
     masks: bool = False  # it compiles grammars itself; else sequences have matchers
+    sees: bool = False  # it takes prompts with images
     tasks: tuple[str, ...] = (GENERATE,)  # see pooling
     dimension: int = 0  # of its embeddings
     refuses: Callable[[SamplingParams], str] = lambda sampling: ""

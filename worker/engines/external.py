@@ -74,7 +74,7 @@ class ExternalEngine:
             max_model_len=min(facts.max_model_len, layout.num_blocks * layout.block_size),
             grammars=self._grammars,
             passes=self._external.role != "both",
-            limits=replace(LIMITS, tasks=facts.tasks, dimension=facts.dimension),
+            limits=replace(LIMITS, sees=True, tasks=facts.tasks, dimension=facts.dimension),
             note=lambda: "; ".join(filter(None, (facts.note, cache.note, NO_OFFER * engine.offers_nothing))),
             root=facts.root,
             greedy=facts.greedy,

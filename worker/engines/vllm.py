@@ -1,12 +1,14 @@
 """Assembles vLLM as a worker's engine: `workers.engine: vllm`."""
 
 import functools
+from dataclasses import replace
 
 import structlog
 
 from engine.vllm.arguments import check_vllm
 from engine.vllm.cache import VllmCache
 from engine.vllm.engine import VllmEngine
+from engine.vllm.image_prompts import sees
 from engine.vllm.kv.engine import SharingEngine
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
@@ -67,7 +69,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         max_model_len=min(theirs.model_config.max_model_len, num_blocks * layout.block_size),
         grammars=grammar_compiler(files),
         kv=kv,
-        limits=LIMITS,
+        limits=replace(LIMITS, sees=sees(theirs.model_config)),
         note=lambda: cache.note,
         close=vllm.close,
     )

@@ -9,18 +9,20 @@ differences are evened out here:
   withdrawn, and announced again when the missing block is back.
 - A model with several kinds of attention has a cache for each. A prefix is served as far as full attention has it, so
   that group's events count. Those of a sliding window name the blocks within the window alone.
-- A block may depend on more than its tokens (images, a cache salt). Such blocks, and the blocks behind them, cannot be
-  found by their tokens and are left out. A salt that stands for a seed of block hashes is no such thing.
+- A block may depend on more than its tokens (embeddings). Such blocks, and the blocks behind them, cannot be found and
+  are left out. Not so with images and adapters, which our hashes have too, and with a salt that stands for a seed of
+  them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from engine.vllm.events.messages import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, VllmEvent
-from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes, with_image
 from runtime.errors import ConfigError, ProtocolError
 
 SERVED_MEDIUM = "GPU"
@@ -132,7 +134,7 @@ class VllmBlocks:
             return 0
         usable = len(event.block_hashes)
         for i, keys in enumerate(event.extra_keys or ()):
-            if keys and any(key != event.lora_name and not self._is_salt(event, i, key) for key in keys):
+            if not all(key == event.lora_name or _is_image(key) or self._is_salt(event, i, key) for key in keys or ()):
                 self.skipped["more than tokens in it"] += max(0, usable - i)
                 usable = min(usable, i)
                 break
@@ -156,6 +158,9 @@ class VllmBlocks:
             raise ProtocolError("vLLM", f"token ids that are none: {error}") from error
         above = event.parent_block_hash
         blocks = block_hashes(tokens, self._block_size, seed)
+        for i, keys in enumerate((event.extra_keys or ())[:usable]):
+            for name, offset in filter(_is_image, keys or ()):
+                blocks[i] = with_image(int(blocks[i]), name, offset)
         sequences = sequence_hashes(blocks, None if above is None else self._blocks[above].sequence_hash)
         chain = []
         for name, block_hash, sequence_hash in zip(
@@ -234,6 +239,12 @@ class VllmBlocks:
             np.array([block.block_hash for block in run], dtype="<u8").tobytes(),
             np.array([block.sequence_hash for block in run], dtype="<u8").tobytes(),
         )
+
+
+
+def _is_image(key: Any) -> bool:
+    """A key is the name of an image, and where it begins from the block's first token on."""
+    return isinstance(key, list | tuple) and list(map(type, key)) == [str, int]
 
 
 def _unbroken(blocks: list[_Block]) -> Iterator[list[_Block]]:

@@ -1,4 +1,5 @@
-"""One request to `/v1/completions` of vLLM, and the events of its answer: token ids in, token ids out."""
+"""One request to `/v1/completions` of vLLM, or to where it takes images, and the events of its answer: token ids in,
+token ids out."""
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
@@ -7,14 +8,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from baton_proto.images import Seen
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.sequences.sequence import Sequence
 from engine.vllm.cache import salt_of
 from engine.vllm.prompt_scores import Rows, scores_of_answer
 from engine.vllm.sampling import vllm_grammar, vllm_sampling
-from engine.vllm.server.server import refusal
+from engine.vllm.server import image_prompt
 from engine.vllm.server.pooled import PATHS, pooled, question
+from engine.vllm.server.server import RefusedError, refusal
 from runtime.errors import ProtocolError
 
 PATH = "/v1/completions"
@@ -36,13 +39,15 @@ class Completion:
     streams: bool = True
     prompt: List[int] = ()
     prompt_logprobs: int | None = None
+    num_images: int = 0  # of the prompt; it goes another way than one without
+    num_replayed: int = 0  # tokens of the answer that end the prompt
     pooling: Pooling | None = None
 
     @property
     def path(self) -> str:
         if self.pooling is not None:
             return PATHS[self.pooling.task]
-        return PATH
+        return image_prompt.PATH if self.num_images else PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Item:
     refused: bool = False  # the server says that the request is wrong
     transfer: bytes = b""  # of a prompt for another server: what its connector says of where the KV is, as JSON
     prompt_logprobs: PromptLogprobs | None = None
+    seen: Seen | None = None  # with the first token, where the prompt has images
     pooled: bytes = b""  # see Delta
 
 
@@ -81,16 +87,18 @@ class _Whole(_Chunk):
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
+_image_chunk = msgspec.json.Decoder(image_prompt.Chunk)
 _whole = msgspec.json.Decoder(_Whole)
 
 
 def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
     """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it. A
     seed leaves only when the caller gave one, because vLLM on CPUs ends at a seeded prompt of several steps."""
-    sampling = sequence.sampling
-    body = vllm_sampling(sampling, len(prompt) - sequence.num_prompt_tokens, eos_token_ids)
     if sequence.pooling is not None:
         return _pooling(sequence, sequence.pooling, prompt, model)
+    sampling, images = sequence.sampling, sequence.images
+    num_replayed = len(prompt) - sequence.num_prompt_tokens
+    body = vllm_sampling(sampling, num_replayed, eos_token_ids)
     del body["detokenize"]  # its server always does
     body["vllm_xargs"] = body.pop("extra_args")
     if not sampling.is_seeded:
@@ -110,7 +118,12 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
     streams = not sequence.prefill_only and sampling.prompt_logprobs is None
     body |= {"model": model, "prompt": prompt, "stream": streams}
     body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return Completion(sequence.request_id, msgspec.json.encode(body), streams, prompt, body["prompt_logprobs"])
+    scored = body["prompt_logprobs"]
+    if images:
+        body = image_prompt.question(body, prompt, images)
+    encoded = msgspec.json.encode(body)
+    asked = Completion(sequence.request_id, encoded, streams, prompt, scored)
+    return replace(asked, num_images=len(images), num_replayed=num_replayed)
 
 
 def _pooling(sequence: Sequence, pooling: Pooling, prompt: List[int], model: str) -> Completion:
@@ -124,15 +137,17 @@ def _scheduling(sequence: Sequence) -> dict[str, Any]:
     return fields | ({"priority": -sequence.priority} if sequence.priority else {})
 
 
-def item_of(request_id: str, data: bytes) -> Item:
+def item_of(asked: Completion, data: bytes) -> Item:
     """What an event says. Raises ProtocolError, or RefusedError for an error in the place of a chunk."""
     try:
+        if asked.num_images:
+            return _image_item(asked, _image_chunk.decode(data))
         choices = _chunk.decode(data).choices
     except msgspec.DecodeError:
         raise refusal(data) from None
     if not choices:
-        return Item(request_id)
-    return _item(request_id, choices[0])
+        return Item(asked.request_id)
+    return _item(asked.request_id, choices[0])
 
 
 def whole_item_of(asked: Completion, data: bytes) -> Item:
@@ -157,6 +172,19 @@ def _item(request_id: str, choice: _Choice) -> Item:
         raise ProtocolError("vLLM", "sends no token ids: this version does not know `return_token_ids`")
     logprobs = [] if choice.logprobs is None else _scores(choice.logprobs)
     return Item(request_id, choice.token_ids, logprobs, choice.finish_reason)
+
+
+def _image_item(asked: Completion, chunk: image_prompt.Chunk) -> Item:
+    """Raises RefusedError when the server has not taken the images."""
+    if not chunk.choices:
+        return Item(asked.request_id)
+    choice, seen = chunk.choices[0], None
+    if chunk.prompt_token_ids is not None:
+        seen = chunk.seen(asked.num_replayed)
+        if len(seen.places) != asked.num_images:
+            raise RefusedError(400, image_prompt.BLIND)
+    logprobs = [] if choice.logprobs is None else image_prompt.scores(choice.logprobs)
+    return Item(asked.request_id, choice.token_ids or (), logprobs, choice.finish_reason, seen=seen)
 
 
 def _scores(of: _Logprobs) -> list[TokenLogprobs]:

@@ -13,6 +13,7 @@ from typing import Final, Self
 from engine.vllm.engine import FINISHES
 from engine.vllm.server.completion import END, Completion, Item, item_of, whole_item_of
 from engine.vllm.server.gauges import Gauges
+from engine.vllm.server.image_prompt import NOT_THERE
 from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import RefusedError, VllmServer
 from engine.vllm.server.watch import ServerWatch
@@ -81,7 +82,7 @@ class ServerCore:
                 async for data in self._server.stream(completion.path, completion.body, self._headers):
                     if data == END:
                         continue
-                    last = item_of(completion.request_id, data)
+                    last = item_of(completion, data)
                     if last.finish_reason is None or last.finish_reason in FINISHES:
                         self._tell(last)
             else:
@@ -89,7 +90,8 @@ class ServerCore:
                 # On a thread, because log-probabilities of a prompt are megabytes.
                 self._tell(last := await asyncio.to_thread(whole_item_of, completion, data))
         except (BatonError, RefusedError) as error:
-            refused = isinstance(error, RefusedError) and error.status in WRONG_REQUEST
+            wrong = WRONG_REQUEST + NOT_THERE * bool(completion.num_images)
+            refused = isinstance(error, RefusedError) and error.status in wrong
             last = Item(completion.request_id, finish_reason=str(error), refused=refused)
         if last.finish_reason not in FINISHES:
             await self._watch.look()

@@ -1,5 +1,6 @@
 """A vLLM server as worker/ sees an engine: sequences go in, the news of its streams come out."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,10 @@ class ExternalEngine(VllmEngine):
 
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         super()._note_prompt(sequence, item, end_s)
-        if sequence.sequence_hashes and not sequence.pooling:
+        sequence.seen = item.seen
+        if sequence.sequence_hashes and not (
+            sequence.images or sequence.pooling
+        ):  # the server alone knows the tokens of images
             self.cache.told.computed(sequence.sequence_hashes[-1], end_s)
         if self._others:
             self._prompt_times.forget()
@@ -78,7 +82,11 @@ class ExternalEngine(VllmEngine):
         if (step := self._prompt_times.computed(begun_s, end_s, *facts)) is not None:
             self.timed_steps.keep(step)
 
-    def _request(self, sequence: Sequence) -> Completion:
+    async def _made_elsewhere(self, sequence: Sequence) -> Completion:
+        """The server makes prompts with images."""
+        return await asyncio.to_thread(self._request, sequence)
+
+    def _request(self, sequence: Sequence, made: None = None) -> Completion:
         return completion(sequence, self._prompt(sequence), self._model, self._eos_token_ids)
 
     def _logprobs(self, sequence: Sequence, item: Any) -> list[TokenLogprobs]:

@@ -109,8 +109,8 @@ class GenerationEndpoint:
             log.info("stream goes on", request_id=work_id, behind_event=last.number)
         answer = self._dialect.answer(frontend, asked, options, shown_id, requests)
         streamed = asked.stream
-        del asked, prompts  # from here on their tokens are enough
-        held.become(0)
+        del asked, prompts  # from here on their tokens and images are enough
+        held.become(sum(len(image.url) for request in requests for image in request.images))
         items = generate_all(frontend.generator, requests)
         if streamed:
             origin = Origin.of(shown_id, call.draw, checksum, requests) if last is None else last.origin

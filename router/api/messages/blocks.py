@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
+from baton_proto.images import Image
+from router.api.dialects.image_parts import image_of, with_images
 from router.api.dialects.json_body import ABSENT
 from router.api.dialects.text_parts import plain_text
 from router.api.wishes.cache_hints import CacheControl
 from router.api.wishes.names import Name
 from router.api.wishes.tools import MAX_CALLS, plain_call
 from router.api.wishes.validation import plain_role
-from router.text.chat_template import Message
+from router.text.chat_template import SLOT, Message
 from runtime.errors import InvalidRequestError, shown
 
 
@@ -23,7 +25,7 @@ class TextBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str | None = None
     cache_control: CacheControl | None = None
     citations: Raw = ABSENT  # of an answer that is sent back; without effect
-    source: Raw = ABSENT  # of blocks of other types, which are refused as such
+    source: Raw = ABSENT  # of an image, or of blocks of other types, which are refused as such
     title: Raw = ABSENT
     context: Raw = ABSENT
 
@@ -49,6 +51,15 @@ class Turn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     content: str | Sequence[Block]
 
 
+class _Source(Struct, frozen=True):
+    """Of an image."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+
 class Conversation:
     """Makes messages of turns. A turn of the assistant is one message; results of tools are messages of their own."""
 
@@ -56,6 +67,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.argument_bytes = 0
         self._parts: list[str] = []  # texts of the turn that are no message yet
+        self._images: list[Image] = []  # of these
         self._said: dict[str, Any] = {}  # what the turn's message has beside its text
 
     def add(self, where: str, turn: Turn) -> None:
@@ -73,14 +85,24 @@ class Conversation:
                 raise InvalidRequestError(f"{name}.type", problem)
             take(self, name, block)
         if self._parts or self._said or role == "assistant":
-            self._end_message(role)
+            self._end_message(where, role)
 
-    def _end_message(self, role: str) -> None:
-        self.messages.append({"role": role, "content": "\n".join(self._parts), **self._said})
-        self._parts, self._said = [], {}
+    def _end_message(self, where: str, role: str) -> None:
+        content = with_images(f"{where}.content", "\n".join(self._parts), self._images)
+        self.messages.append({"role": role, **content, **self._said})
+        self._parts, self._images, self._said = [], [], {}
 
     def _text(self, where: str, block: Block) -> None:
         self._parts.append(_required(f"{where}.text", block.text))
+
+    def _image(self, where: str, block: Block) -> None:
+        try:
+            source = msgspec.json.decode(block.source, type=_Source)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(f"{where}.source", f"is no source of an image: {error}") from error
+        url = f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url
+        self._images.append(image_of(f"{where}.source", url, len(self._images)))
+        self._parts.append(SLOT)
 
     def _thinking(self, where: str, block: Block) -> None:
         before = self._said.get("reasoning_content", "")
@@ -104,13 +126,17 @@ class Conversation:
     def _tool_result(self, where: str, block: Block) -> None:
         call_id = _required(f"{where}.tool_use_id", block.tool_use_id)
         if self._parts:
-            self._end_message("user")
+            self._end_message(where, "user")
         text = blocks_text(f"{where}.content", block.content or "")
         self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
 
 
 _Take = Callable[[Conversation, str, Block], None]
-_OF_USER: Mapping[str, _Take] = {"text": Conversation._text, "tool_result": Conversation._tool_result}
+_OF_USER: Mapping[str, _Take] = {
+    "text": Conversation._text,
+    "image": Conversation._image,
+    "tool_result": Conversation._tool_result,
+}
 _OF_ASSISTANT: Mapping[str, _Take] = {
     "text": Conversation._text,
     "tool_use": Conversation._tool_use,

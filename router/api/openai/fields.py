@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Raw, Struct
 
+from baton_proto.images import Url
 from baton_proto.sampling import PARAMETERS
 from router.api.dialects.extensions import TextBody
+from router.api.dialects.image_parts import with_images, with_slots
 from router.api.dialects.json_body import ABSENT
 from router.api.dialects.text_parts import plain_text, with_refusals
 from router.api.wishes.cache_hints import CacheControl
@@ -90,13 +92,19 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+class ImageUrl(Struct, frozen=True):
+    """`detail` and the like are without effect: the server's processor decides."""
+
+    url: Url
+
+
 class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Name
     text: str | None = None
     refusal: str | None = None  # of a part of that type, which is read as a text
     cache_control: CacheControl | None = None
-    image_url: Raw = ABSENT  # of parts of other types, which are refused as such
-    input_audio: Raw = ABSENT
+    image_url: ImageUrl | Url | None = None  # of a part of that type
+    input_audio: Raw = ABSENT  # of parts of other types, which are refused as such
     file: Raw = ABSENT
 
 
@@ -131,8 +139,8 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             name = next(name for name in self.not_served if getattr(self, name))
             raise InvalidRequestError(f"{where}.{name}", "is not supported; leave it out")
         no_content = self.content is None and self.tool_calls
-        content = "" if no_content else _message_text(f"{where}.content", role, self.content)
-        plain: dict[str, Any] = {"role": role, "content": content}
+        said = {"content": ""} if no_content else _said(f"{where}.content", role, self.content)
+        plain: dict[str, Any] = {"role": role, **said}
         if self.name is not None:
             plain["name"] = self.name
         if self.tool_call_id is not None:
@@ -144,7 +152,16 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return plain
 
 
-def _message_text(where: str, role: str, content: str | Sequence[TextPart] | None) -> str:
+def _said(where: str, role: str, content: str | Sequence[TextPart] | None) -> dict[str, Any]:
+    """The content, and the images of a user's message."""
     if content is None:
         raise InvalidRequestError(where, "is missing")
-    return plain_text(where, with_refusals(role, content), ("text",), "part of type 'text' with a text")
+    texts, images = with_slots(where, role, content, _image_url)
+    text = plain_text(where, with_refusals(role, texts), ("text",), "part of type 'text' with a text")
+    return with_images(where, text, images)
+
+
+def _image_url(part: TextPart) -> str | None:
+    if part.type != "image_url":
+        return None
+    return part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url or ""

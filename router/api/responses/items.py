@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from baton_proto.images import Url
+from router.api.dialects.image_parts import with_images, with_slots
 from router.api.dialects.text_parts import plain_text, with_refusals
 from router.api.responses.tools import INPUT, MAX_WARNED, CalledAs, Warned
 from router.api.wishes.names import Name
@@ -24,6 +26,7 @@ class Part(Struct, frozen=True, kw_only=True):
     type: Name
     text: str | None = None
     refusal: str | None = None  # of a part of that type, which is read as a text
+    image_url: Url | None = None  # of an input_image
 
 
 class Item(Struct, frozen=True, kw_only=True):
@@ -79,10 +82,11 @@ class Conversation:
         if item.role is None or item.content is None:
             raise InvalidRequestError(f"{where}.{'content' if item.role else 'role'}", "is missing")
         role = plain_role(where, item.role)
-        text = parts_text(f"{where}.content", with_refusals(role, item.content))
+        content, images = with_slots(f"{where}.content", role, item.content, _image_url)
+        text = parts_text(f"{where}.content", with_refusals(role, content))
         if role != "assistant":
             self._end_turn()
-            self.messages.append({"role": role, "content": text})
+            self.messages.append({"role": role, **with_images(f"{where}.content", text, images)})
             return
         if self._turn is not None and (self._turn["content"] or "tool_calls" in self._turn):
             self._end_turn()
@@ -128,6 +132,10 @@ _KINDS: Mapping[str, Callable[[Conversation, str, Item], None]] = {
     "custom_tool_call_output": Conversation._output,
     "reasoning": Conversation._reasoning,
 }
+
+
+def _image_url(part: Part) -> str | None:
+    return part.image_url or "" if part.type == "input_image" else None
 
 
 def parts_text(where: str, content: str | Sequence[Part]) -> str:

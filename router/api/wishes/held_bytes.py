@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from sys import getsizeof
 
+from baton_proto.images import Image
 from router.api.wishes.validation import Chat, Pair, Prompt
 
 BYTES_PER_ID: int = 40  # an integer, and its place in a list
@@ -19,6 +20,8 @@ def held_bytes(*values: object) -> int:
             found += value.values()
         elif isinstance(value, list | tuple):
             found += value
+        elif isinstance(value, Image):
+            found.append(value.url)
     return num_bytes
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from baton_proto.grammar import Grammar
+from baton_proto.images import MAX_URLS, Image
 from baton_proto.pooling import GENERATE, Pooling
 from baton_proto.sampling import MAX_SEED, SamplingParams
 from baton_proto.worker import NO_HINT, CacheHint
@@ -68,6 +69,11 @@ class Chat(Struct, frozen=True):
 
     def num_chars(self) -> int:
         return sum(len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages)
+
+    def images(self) -> list[Image]:
+        """Those of a stored conversation are JSON."""
+        found = [image for message in self.messages for image in message.get("images", ())]
+        return [image if isinstance(image, Image) else msgspec.convert(image, Image) for image in found]
 
     def steps(self) -> int:
         """Upper bound of the template's steps, if it looks at everything once."""
@@ -129,7 +135,13 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
     if isinstance(prompt, Chat) and prompt.tools is not None:
         check_tools(prompt.tools, frontend.families)
     kept = _kept(call.kept, options, limits)
-    tokens = await tokenize(frontend, prompt, call.prompt_field, deadline_s, call.add_special_tokens, kept, limits=limits)
+    images = prompt.images() if isinstance(prompt, Chat) else []
+    if images:
+        _check_with_images(frontend, call.prompt_field, images, kept, sampling, options)
+    text = prompt, call.prompt_field, deadline_s, call.add_special_tokens, kept
+    tokens = await tokenize(frontend, *text, limits=limits, sees=True)
+    if images:
+        tokens, images = frontend.tokenizer.images.place(call.prompt_field, tokens, images)
     given, use = sampling.grammar, prompt.tools if isinstance(prompt, Chat) else None
     parsing, grammar = None, given
     if isinstance(prompt, Chat) and use is not None:
@@ -158,6 +170,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         tenant=call.tenant,
         hash_seed=frontend.hash_seed(call.tenant, call.cache_salt),
         hint=call.hint,
+        images=images,
         pooling=_pooling(call, prompt),
         parsing=parsing,
         grammar_field=grammar_field,
@@ -184,6 +197,22 @@ def _pooling(call: Call, prompt: Prompt) -> Pooling | None:
     if call.pooling is None or not isinstance(prompt, Pair):
         return call.pooling
     return msgspec.structs.replace(call.pooling, texts=[prompt.query, prompt.document])
+
+
+def _check_with_images(
+    frontend: Frontend, name: str, images: Sequence[Image], kept: Kept, sampling: SamplingParams, options: Options
+) -> None:
+    """Raises InvalidRequestError for addresses, which no server shall fetch, for too many bytes, for a template that
+    knows no images, and for what would need their tokens before a server has made them."""
+    if not all(image.name for image in images):
+        raise InvalidRequestError(name, "have images by address, which are not fetched here: send data URLs")
+    if (size := sum(len(image.url) for image in images)) > MAX_URLS:
+        raise InvalidRequestError(name, f"have images of {size} characters in Base64; at most {MAX_URLS} are allowed")
+    frontend.tokenizer.images.mark(name)
+    if kept.number is not None:
+        raise InvalidRequestError(TRUNCATE, "cannot be had with images")
+    if sampling.prompt_logprobs is not None:
+        raise InvalidRequestError(options.name_of("prompt_logprobs"), "cannot be had with images")
 
 
 async def _with_spelled(frontend: Frontend, sampling: SamplingParams, name: str, deadline_s: float) -> SamplingParams:
@@ -291,9 +320,13 @@ async def tokenize(
     kept: Kept = ALL_TOKENS,
     *,
     limits: Limits | None = None,
+    sees: bool = False,
 ) -> TokenIds:
     """One token or more. `name`: the caller's name of the prompt; `add_special_tokens`: to a text, as training had it;
-    `kept`: a number, or all. Raises InvalidRequestError, and what the side lane raises."""
+    `kept`: a number, or all; `sees`: images count as marks of the template. Raises InvalidRequestError, and what the
+    side lane raises."""
+    if not sees and isinstance(prompt, Chat) and prompt.images():
+        raise InvalidRequestError(name, "have images, which have no tokens before a server has made them")
     limits = limits or frontend.generator.limits()
     if kept.number is None:
         return await _tokenize(frontend, prompt, name, deadline_s, add_special_tokens, limits)

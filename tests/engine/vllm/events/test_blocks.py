@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from baton_proto.images import Image
 from baton_proto.kv_events import Cleared, KvEvent, Removed, Stored
 from engine.vllm.events.blocks import MISFIT, WHOLE_PROMPTS, VllmBlocks
 from engine.vllm.events.messages import decode_vllm_batch
 from router.index.radix_tree import RadixTree
-from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes
+from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes, with_images
 from runtime.errors import ConfigError, ProtocolError
 from tests.engine.vllm.events.vllm_engine import FORMS, RECORDED, RECORDING, Messages, recorded
 
@@ -203,6 +204,19 @@ def test_lora_blocks_are_hashed_with_the_adapters_name(feed: Feed) -> None:
     assert told == [run(tokens, lora="sql")]
     assert feed.stored([3], None, prompt(1), lora_id=1) == []
     assert feed.blocks.skipped == {"LoRA without a name": 1}
+
+
+def test_blocks_with_images_have_the_names_that_routers_give_them(feed: Feed) -> None:
+    """Two images touch the second block, and one of them the third. In another order they are other blocks."""
+    tokens = prompt(4)
+    images = [Image("a", "", 4, 2), Image("b", "", 7, 3)]
+    keys = [None, (("a", 0), ("b", 3)), (("b", -1),), None]
+    (told,) = feed.stored([1, 2, 3, 4], None, tokens, extra_keys=keys)
+    hashes = with_images(block_hashes(np.array(tokens, dtype=np.uint32), BLOCK), images, BLOCK)
+    assert told == Stored(None, hashes.tobytes(), sequence_hashes(hashes).tobytes())
+    again = feed.stored([5, 6], 1, tokens[BLOCK : 3 * BLOCK], extra_keys=[(("b", 0), ("a", 3)), (("a", -1),)])
+    assert next(event for event in again if isinstance(event, Stored)).block_hashes != hashes[1:3].tobytes()
+    assert not feed.blocks.skipped
 
 
 def test_blocks_that_hold_more_than_tokens_are_left_out_with_what_follows(feed: Feed) -> None:

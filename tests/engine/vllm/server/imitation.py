@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from engine.vllm.server import image_prompt
 from engine.vllm.server.completion import PATH
 from engine.vllm.server.ranks import HEADER
 from runtime.config.external import ExternalWorkerConfig
@@ -42,7 +43,7 @@ class Imitation:
         self.question: dict[str, Any] = {}  # the last one
         self.rank = ""  # that it was for
         self.clients: list[Any] = []  # addresses from which completions came
-        self.paths: Sequence[str] = (PATH,)  # that have what its model does
+        self.paths: Sequence[str] = (PATH, image_prompt.PATH)  # that have what its model does
         self.api_key = ""  # that it asks for
         self.is_healthy = True
         self.hangs = False

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 from aiohttp import web
 
+from baton_proto.images import Seen
 from engine.vllm.server import server as server_module
 from engine.vllm.server.completion import Completion, Item
 from engine.vllm.server.core import CUT_SHORT, ServerCore
+from engine.vllm.server.image_prompt import BLIND
 from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import VllmServer
 from engine.vllm.server.watch import ServerWatch
@@ -18,6 +21,7 @@ from tests.engine.vllm.server.imitation import Imitation, Say
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"a","finish_reason":null,"token_ids":[5]}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"text":"b","finish_reason":"length","token_ids":[6,7]}]}\n\ndata: [DONE]\n\n'
+ASKED = Completion("r", b"{}")
 
 
 def saying(*parts: bytes, then_break: bool = False) -> Say:
@@ -38,15 +42,15 @@ async def forever(answer: web.StreamResponse) -> None:
 
 
 @asynccontextmanager
-async def asked(say: Say) -> AsyncIterator[tuple[Imitation, ServerCore]]:
-    """A server that was asked for one completion, `r`."""
+async def asked(say: Say, completion: Completion = ASKED) -> AsyncIterator[tuple[Imitation, ServerCore]]:
+    """A server that was asked for one completion."""
     async with (
         Imitation(say).serving() as imitation,
         VllmServer(imitation.worker) as server,
         ServerWatch(server) as watch,
         ServerCore(server, watch, Rank(0, 728, "", "")) as core,
     ):
-        await core.add_request_async(Completion("r", b"{}"))
+        await core.add_request_async(completion)
         yield imitation, core
 
 
@@ -163,3 +167,29 @@ async def test_what_others_do_at_the_server_is_told() -> None:
             while (stats := (await core.get_output_async()).scheduler_stats) is None:
                 pass
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage) == (3, 1, 0.25)
+
+
+async def test_a_server_that_leaves_images_out_of_the_prompt_is_refused_before_its_first_token() -> None:
+    blind = b'data: {"choices":[{"index":0,"token_ids":[5]}],"prompt_token_ids":[1,2]}\n\n'
+    async with asked(saying(blind, LAST), Completion("r", b"{}", num_images=1)) as (_, core):
+        (item,) = await until_finished(core)
+    assert (item.finish_reason, item.refused, list(item.new_token_ids)) == (BLIND, True, [])
+
+
+async def test_the_prompt_with_its_images_comes_with_the_first_token() -> None:
+    """Without the tokens of the answer that the client has."""
+    first = b'data: {"choices":[{"index":0,"token_ids":[5]}],"prompt_token_ids":[1,2,2,3,4],"mm_placeholders":{"image":'
+    first += b'[{"offset":1,"length":2}]}}\n\n'
+    async with asked(saying(first, LAST), Completion("r", b"{}", num_images=1, num_replayed=1)) as (_, core):
+        items = await until_finished(core)
+    assert [item.seen for item in items] == [Seen(np.array([1, 2, 2, 3], "<u4").tobytes(), [(1, 2)]), None]
+
+
+async def test_a_server_without_the_endpoint_for_images_cannot_serve_them() -> None:
+    async with asked(saying(LAST)) as (imitation, core):
+        await until_finished(core)
+        imitation.refuses = (403, "Restart it")
+        for num_images in (1, 0):
+            await core.add_request_async(Completion("next", b"{}", num_images=num_images))
+            (last,) = await until_finished(core)
+            assert (last.finish_reason, last.refused) == ("Restart it", bool(num_images))

@@ -177,7 +177,7 @@ def test_a_replay_sends_prompt_and_output_and_asks_for_the_rest() -> None:
 async def test_alternatives_come_best_first_and_not_more_than_asked_for() -> None:
     top = {"token_id:9": -3.0, "token_id:4": -0.5, "token_id:7": -1.0}
     choice = {"token_ids": [9], "finish_reason": None, "logprobs": {"token_logprobs": [-3.0], "top_logprobs": [top]}}
-    item = item_of("r/1", msgspec.json.encode({"choices": [choice]}))
+    item = item_of(Completion("r/1", b"{}"), msgspec.json.encode({"choices": [choice]}))
     made, _, _ = engine()
     made.add(of := sequence([3], logprobs=2))
     assert made._logprobs(of, item) == [TokenLogprobs(-3.0, [(4, -0.5), (7, -1.0)])]
@@ -187,7 +187,7 @@ async def test_alternatives_come_best_first_and_not_more_than_asked_for() -> Non
 def test_log_probabilities_that_are_none_are_refused(top: list[Any]) -> None:
     choice = {"token_ids": [9], "logprobs": {"token_logprobs": [-3.0], "top_logprobs": top}}
     with pytest.raises(ProtocolError, match="log-probabilities"):
-        item_of("r", msgspec.json.encode({"choices": [choice]}))
+        item_of(Completion("r", b"{}"), msgspec.json.encode({"choices": [choice]}))
 
 
 async def test_cached_tokens_are_those_that_events_have_told_when_the_request_left() -> None:

@@ -276,7 +276,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", **CALLED}]}]}, "messages"),
     ({"messages": [{"role": "ghost", "content": "a"}]}, "messages[0].role"),
-    (said_by("user", {"type": "image", "source": {}}), "messages[0].content[0].type"),
+    (said_by("user", {"type": "image", "source": {}}), "messages[0].content[0].source"),
     (said_by("user", {"type": "tool_use", "id": "a", "name": "b", "input": {}}), "messages[0].content[0].type"),
     (said_by("user", {"type": "text"}), "messages[0].content[0].text"),
     (said_by("user", {"type": "tool_result"}), "messages[0].content[0].tool_use_id"),

@@ -199,7 +199,7 @@ def test_how_long_an_answer_may_be_is_told_to_the_template() -> None:
     assert chat.variables["verbosity"] == "low"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+@pytest.mark.parametrize("kind", ["input_audio", "file"])
 def test_a_part_that_is_no_text_is_refused_by_its_type(kind: str) -> None:
     error = refused(ChatBody, {"messages": [{"role": "user", "content": [{"type": kind, kind: {"url": "data:a"}}]}]})
     assert str(error) == f"messages[0].content[0]: is of type '{kind}', must be a part of type 'text' with a text"

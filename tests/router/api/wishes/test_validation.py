@@ -11,12 +11,14 @@ import tokenizers
 from msgspec.structs import replace
 
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.images import Image
 from baton_proto.sampling import MAX_SEED, PARAMETERS
 from router.api.grpc.messages import options_of
 from router.api.wishes.sampling_options import Options, chosen_defaults, model_defaults
 from router.api.wishes.validation import IN_PLACE_CHARS, Call, Chat, Kept, Prompt, make_request_id, validate
 from router.requests.frontend import Frontend
 from router.requests.request import GenerateRequest
+from router.text.chat_template import SLOT
 from runtime.blocks.block_hash import SEED
 from runtime.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelError
 from tests.clock import Clock
@@ -380,3 +382,12 @@ async def test_the_services_salt_the_tenant_and_the_callers_salt_each_change_the
     assert len({SEED, *seeds}) == 7
 
 
+async def test_images_that_no_model_here_can_see_are_refused(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat([{"role": "user", "content": SLOT, "images": [Image("a", "data:,1")]}])
+    with pytest.raises(InvalidRequestError, match="have images, and the model's chat template has no place for them"):
+        await check(frontend, chat)
+    monkeypatch.setattr("router.api.wishes.validation.MAX_URLS", 6)
+    with pytest.raises(InvalidRequestError, match="have images of 7 characters in Base64; at most 6 are allowed"):
+        await check(frontend, chat)
