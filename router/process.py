@@ -25,7 +25,7 @@ from router.api.serving.grpc_api import GrpcApi
 from router.counters.metrics import ApiMetrics, RouterMetrics
 from router.leaving import Leaving, connection_age_s
 from router.requests.body_budget import BodyBudget
-from router.requests.frontend import Models
+from router.requests.frontend import FetchImage, Models, nobody_fetches
 from router.requests.rate_limits import RateLimits
 from router.requests.shared_limits import LimitSharing
 from router.served_model import ServedModel, Shared, serve_model
@@ -47,8 +47,8 @@ from runtime.address import format_address, is_loopback, with_host
 from runtime.calls.planner import ask_plan
 from runtime.checkpoint.served_model import served_model
 from runtime.compiled import load_compiled
-from runtime.config.serving import ServingConfig
 from runtime.config.models import entries_of, models_of
+from runtime.config.serving import RouterConfig, ServingConfig
 from runtime.end_task import end_tasks
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
@@ -131,7 +131,8 @@ async def _shared(
     metrics = ApiMetrics() if config.models else RouterMetrics()
     metrics.watch(nats)
     limits, bodies = RateLimits(), BodyBudget(config.router.max_buffered_bytes)
-    return Shared(router_id, nats, keys, metrics, bodies, limits, SideLane())
+    fetch_image = await _image_fetch(config.router, closing) if config.router.image_hosts else nobody_fetches
+    return Shared(router_id, nats, keys, metrics, bodies, limits, SideLane(), fetch_image)
 
 
 def _exposition(metrics: ApiMetrics, models: Sequence[ServedModel]) -> bytes:
@@ -270,6 +271,13 @@ async def _open_apis(
     closing.push_async_callback(http_server.stop, END_GRACE_S)
     addresses = {"grpc": format_address(host, grpc_port), "http": format_address(host, http_server.port)}
     return addresses, grpc_api, http_server
+
+
+async def _image_fetch(config: RouterConfig, closing: AsyncExitStack) -> FetchImage:
+    from router.api.dialects.image_fetcher import ImageFetcher  # here: aiohttp costs 0.3 s of CPU
+
+    fetcher = ImageFetcher(config.image_hosts, config.max_body_bytes)
+    return (await closing.enter_async_context(fetcher)).fetch
 
 
 def _places() -> Places:

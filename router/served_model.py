@@ -15,7 +15,7 @@ from router.counters.metrics import ApiMetrics, RouterMetrics
 from router.fleet_view import FleetView, fleet_view, follow_workers, model_name, status_view
 from router.parsing.parsing import model_families
 from router.requests.body_budget import BodyBudget
-from router.requests.frontend import Frontend
+from router.requests.frontend import FetchImage, Frontend
 from router.requests.generation import Generator
 from router.requests.rate_limits import RateLimits
 from router.siblings import Siblings
@@ -50,6 +50,7 @@ class Shared:
     bodies: BodyBudget
     limits: RateLimits
     lane: SideLane
+    fetch_image: FetchImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def _frontend(
         lane=shared.lane,
         recall=recall_from(nats),
         state=generator.state,
+        fetch_image=shared.fetch_image,
         answered=shared.metrics.answered,
         aliases=aliases,
     )

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from baton_proto.grammar import Grammar
 from router.parsing.parsing import NO_FAMILIES, ModelFamilies
-from router.requests.body_budget import BodyBudget
+from router.requests.body_budget import BodyBudget, Hold
 from router.requests.rate_limits import RateLimits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
@@ -57,6 +57,15 @@ class GrammarCheck(Protocol):
         ...
 
 
+FetchImage = Callable[[str, str, Hold], Awaitable[tuple[str, bytes]]]
+"""(the caller's name of the field, address of an image) -> (content type, bytes), see ImageFetcher."""
+
+
+async def nobody_fetches(where: str, address: str, held: Hold) -> tuple[str, bytes]:
+    problem = "is an address, and router.image_hosts is empty: name its host there, or send the image as a data URL"
+    raise InvalidRequestError(where, problem)
+
+
 @dataclass(frozen=True, slots=True)
 class Frontend:
     """One model, or an adapter of one."""
@@ -81,6 +90,7 @@ class Frontend:
     rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
     recall: Recall = nobody_recalls  # tokens of answers that were left
+    fetch_image: FetchImage = nobody_fetches
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
     state: Callable[[], ModelState] = lambda: "ready"
     aliases: Sequence[str] = ()  # other names that clients use

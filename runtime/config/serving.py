@@ -23,6 +23,7 @@ from runtime.config.types import (
     AutoPositive,
     BlockSize,
     Count,
+    HostPattern,
     Namespace,
     Port,
     Positive,
@@ -85,6 +86,10 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # messages, until they are decoded: that many of the largest size are read at once, and beyond it one that takes
     # longer than a second is refused.
     max_buffered_bytes: Positive = 256 * 1024 * 1024
+    # Hosts from which the router fetches images that requests have by address: HOST, or HOST:PORT for another port than
+    # 80 and 443. *.DOMAIN, and * for all, mean public addresses alone; inside a network a host must be named itself.
+    # []: none, such requests are refused.
+    image_hosts: tuple[HostPattern, ...] = ()
     # Highest priority that a request may have; max_priority= in the line of a caller's key goes before it.
     max_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     # Memory for the conversations of /v1/responses, which `previous_response_id` goes on from: they are kept for an

@@ -25,6 +25,13 @@ ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 BlockSize = Annotated[Literal[16, 32, 64, 128], Meta(description="auto, 16, 32, 64 or 128")]
 AutoPositive = Annotated[int, Meta(ge=1, le=MAX_INT, description="auto, or a whole number of at least 1")]
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,4096}\Z", description="one line of text")]
+HostPattern = Annotated[
+    str,
+    Meta(
+        pattern=r"^(\*|(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*|\[[0-9a-f:.]+\])(:\d{1,5})?\Z",
+        description="HOST or HOST:PORT in lower case, *.DOMAIN or *",
+    ),
+]
 NATS_SCHEMES: Final = ("nats", "tls")
 NatsUrl = Annotated[
     str,

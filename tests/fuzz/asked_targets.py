@@ -114,11 +114,16 @@ def client() -> httpx.AsyncClient:
 
 def body(data: bytes) -> object:
     """PATH, a zero, and the body."""
+    return posted(client(), data)
+
+
+def posted(asked: httpx.AsyncClient, data: bytes) -> object:
+    """`data`: PATH, a zero, and the body."""
     path, _, told = data.partition(b"\0")
     known = [one for one in hostile_asks.BODIES if one.encode() == path] or ["/v1/chat/completions"]
     headers = {"content-type": "application/json"}
     for _ in range(TIMES):
-        response = loop().run_until_complete(client().post(known[0], content=told, headers=headers))
+        response = loop().run_until_complete(asked.post(known[0], content=told, headers=headers))
         if response.status_code != UNAVAILABLE:
             break
     assert response.status_code in ANSWERED, f"{response.status_code}: {response.text[:500]}"

@@ -21,7 +21,7 @@ from runtime.checkpoint.gguf.convert import convert
 from runtime.checkpoint.model_config import load_model_config
 from runtime.config.serving import load_config, parse_bytes
 from runtime.errors import BatonError
-from tests.fuzz import hostile_asks
+from tests.fuzz import hostile_asks, image_asks
 from tests.fuzz.asked_targets import answer, body, bounded, drawn, drawn_answer, drawn_schema, grammar, schema
 
 WIRE = (msgspec.DecodeError,)
@@ -121,5 +121,6 @@ TARGETS: tuple[Target, ...] = (
     Target("grammar", bounded(grammar), (), (b"regex\0[a-c]{2,5}",), draw=drawn(hostile_asks.GRAMMARS)),
     Target("schema", bounded(schema), (), (SCHEMA,), draw=drawn_schema),
     Target("tools", bounded(body), (), draw=drawn(hostile_asks.BODIES)),
+    Target("images", bounded(image_asks.images), (), draw=drawn(image_asks.IMAGES)),
     Target("answer", bounded(answer), (), (SCHEMA + b'\0{"name": "f", "arguments": {"n": 1}}',), draw=drawn_answer),
 )

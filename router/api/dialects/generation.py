@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from router.api.dialects.dialect import Answer, Asked, Dialect
+from router.api.dialects.far_images import fetch_images
 from router.api.dialects.json_body import read_soon
 from router.api.dialects.plain_request import admit, enter_tenant
 from router.api.http.body import received_body
@@ -103,6 +104,7 @@ class GenerationEndpoint:
                 raise InvalidRequestError(LAST_EVENT_HEADER, "needs stream to be true")
             call, options = last.asked_again(call, options, checksum)
         frontend = self._models.of(call.model)
+        await fetch_images(frontend.fetch_image, prompts, held)
         requests = await self._validate(frontend, call, options, prompts)
         if last is not None:
             requests = await last.begin_recalled(last.cut(requests), frontend.recall)
