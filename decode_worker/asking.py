@@ -46,6 +46,7 @@ class AskingPeers(Peers):
             hash_seed=submit.hash_seed,
             hint=submit.hint,
             due_ms=due_in_ms(request.sequence.due_s),
+            adapter=submit.adapter,
         )
         link = self._open_link(request) or self._new_link(request)
         link.send(request, command)

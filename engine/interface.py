@@ -106,6 +106,19 @@ class KvEngine(Engine, Protocol):
         """Frees the blocks of a reserved sequence that is not admitted. Invariant: nobody writes them any more."""
 
 
+class Adapters(Protocol):
+    """The LoRA adapters of an engine's model, which come and go while it runs. Event loop."""
+
+    @property
+    def names(self) -> Run[str]: ...  # of those that requests may name
+
+    async def load(self, name: str, folder: str) -> None:
+        """Returns when requests may name it. Raises UnavailableError or ModelError, with nothing changed."""
+
+    async def unload(self, name: str) -> None:
+        """No new request may name it. Raises UnavailableError."""
+
+
 class Loop(Protocol):
     """What steps an engine and runs calls between the steps."""
 

@@ -73,6 +73,8 @@ class PassedPrompts(Peers):
         limit = self._runtime.assembly.max_model_len
         if self._runtime.draining:
             return f"the prefill worker is {self._runtime.state}"
+        if problem := self._runtime.assembly.lacks(request.adapter):
+            return problem
         if request.grant is not None:
             return "it writes into nobody's blocks: the decode worker's engine is of another kind"
         if (stream, request.request_id) in self._in_flight:

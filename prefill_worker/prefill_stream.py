@@ -32,6 +32,7 @@ def sequence_of(
         hint=request.hint,
         matcher=matcher,
         due_s=due_at(request.due_ms),
+        adapter=request.adapter,
     )
 
 

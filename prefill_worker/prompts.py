@@ -118,6 +118,8 @@ class Prompts(Peers):
         layout, grant = self._runtime.assembly.layout, request.grant
         if self._runtime.draining:
             return f"the prefill worker is {self._runtime.state}"
+        if problem := self._runtime.assembly.lacks(request.adapter):
+            return problem
         if grant is None:
             return "the decode worker grants no blocks"
         key = (stream, request.request_id)

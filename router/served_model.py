@@ -151,4 +151,5 @@ def _frontend(
         fetch_image=shared.fetch_image,
         answered=shared.metrics.answered,
         aliases=aliases,
+        adapters=generator.adapters,
     )

@@ -28,6 +28,7 @@ from runtime.processes.open_files import raise_open_files
 from runtime.processes.reached_at import with_announced_workers
 from runtime.processes.serving import StopSignal, print_ready
 from runtime.security.keys import Keys, check_reach, load_keys
+from worker.changes.adapters import load_wanted
 from worker.engines.base import EngineAssembly
 from worker.metrics import MetricsEndpoint, WorkerMetrics
 from worker.requests.role import Role
@@ -122,6 +123,7 @@ async def serve_worker(
         closing.callback(role.peers.end_streams)
 
         await runtime.read_vocabulary()
+        runtime.lacks = await load_wanted(assembly, config.adapters, nats)
         runtime.note_weights()
         record = _record(runtime, rpc_address, stream_address, shared.metrics_address)
         runtime.announcer = Announcer(nats, record)
@@ -195,8 +197,7 @@ async def _report_load(runtime: WorkerRuntime, nats: NatsClient) -> None:
         report = await runtime.load_report()
         runtime.metrics.observe(report.load)
         await publish_load(nats, report)
-        if runtime.announcer is not None:
-            await runtime.announcer.set_note(runtime.assembly.note()[:MAX_TEXT])
+        await runtime.tell()
         await asyncio.sleep(LOAD_INTERVAL_S)
 
 
@@ -225,6 +226,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         greedy=assembly.greedy,
         tasks=assembly.limits.tasks,
         dimension=assembly.limits.dimension,
+        adapters=assembly.adapter_names,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import msgspec
 import structlog
 
+from baton_proto.decoding import MAX_TEXT
 from baton_proto.discovery import MAJOR as DISCOVERY_MAJOR, LoadReport, WorkerLoad, weights_tag
 from baton_proto.grammar import Grammar
 from baton_proto.worker import MAJOR, Hello
@@ -53,6 +54,7 @@ class WorkerRuntime:
         )
         self.metrics = metrics
         self.draining = False
+        self.lacks = ""  # adapters that it should have, and why it has them not
         self.weights = 0  # see `note_weights`
         self.announcer: Announcer | None = None  # set when the servers listen
         self._engine_load = WorkerLoad()
@@ -89,6 +91,12 @@ class WorkerRuntime:
         self.metrics.state = self.state
         if self.announcer is not None:
             await self.announcer.set_state(self.state, self.assembly.model_hash)
+
+    async def tell(self) -> None:
+        """Tells discovery what may have changed about the engine."""
+        if self.announcer is not None:
+            note = "; ".join(filter(None, (self.assembly.note(), self.lacks)))
+            await self.announcer.tell(note[:MAX_TEXT], self.assembly.adapter_names)
 
     @property
     def load(self) -> WorkerLoad:

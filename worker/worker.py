@@ -98,6 +98,7 @@ class Worker:
             due_s=due_at(request.due_ms),
             images=request.images,
             pooling=request.pooling,
+            adapter=request.adapter,
         )
         # The KV of an answer that begins again would be that of the prompt and what the client has of the answer.
         begins_again = sequence.num_output_tokens > 0 and assembly.limits.repeats(sampling)
@@ -157,6 +158,8 @@ class Worker:
         limits = self._runtime.assembly.limits
         if (task := GENERATE if request.pooling is None else request.pooling.task) not in limits.tasks:
             return f"its model does not {task}, but can {' and '.join(limits.tasks)}"
+        if problem := self._runtime.assembly.lacks(request.adapter):
+            return problem
         return NO_IMAGES if request.images and not limits.sees else limits.refuses(request.sampling)
 
     # --- output and end of requests -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from baton_proto.sampling import Needs, PromptLogprobs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.sequences.moves import Move
-from runtime.blocks.block_hash import SEED, block_hashes, sequence_hashes, with_images
+from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes, with_images
 from runtime.grammar.matcher import Matcher
 
 PENDING = -1
@@ -67,6 +67,7 @@ class Sequence:
     due_s: float = inf  # when its first token is due, on time.monotonic(); once an engine has it, on that one's clock
     images: List[Image] = ()  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text
+    adapter: str = ""  # of the model, by name
     transfer: bytes = b""  # what an engine's own connector says of where the prompt's KV is, until the first token
     needs: Needs = field(init=False)  # of `sampling`; kept, because every step asks for it
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
@@ -220,7 +221,8 @@ class Sequence:
         tokens = array("I", self.token_ids[known * block_size : num_blocks * block_size])
         assert len(tokens) == (num_blocks - known) * block_size
         self.hashed_tokens += tokens
-        new = block_hashes(np.frombuffer(tokens, dtype=np.uint32), block_size, self.hash_seed)
+        seed = lora_seed(self.adapter, self.hash_seed)
+        new = block_hashes(np.frombuffer(tokens, dtype=np.uint32), block_size, seed)
         new = with_images(new, self.images, block_size, known)
         parent = self.sequence_hashes[-1] if known else None
         self.block_hashes.extend(new.tolist())

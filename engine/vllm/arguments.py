@@ -9,6 +9,8 @@ from runtime.config.serving import EngineConfig, ServingConfig, parse_bytes
 from runtime.errors import ConfigError, nearest
 
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
+ADAPTER_FILE = "adapter_config.json"
+LORA_PLACES = 4  # adapters in one batch, where `vllm: {max_loras: N}` says nothing else: each takes memory
 CPU_EXTENSION = "engine.vllm.rewinding.cpu_extension.CpuExtension"
 
 OWNED = {
@@ -59,6 +61,9 @@ def check_vllm(config: ServingConfig) -> None:
         if name in config.vllm:
             other = f"set {key} instead" if key else "Baton sets it; leave it out"
             raise ConfigError(f"vllm.{name}", other)
+    for name, folder in config.adapters.items() if config.computes else ():
+        if not (Path(folder).expanduser() / ADAPTER_FILE).is_file():
+            raise ConfigError(f"adapters.{name}", f"{folder} has no {ADAPTER_FILE}: name the folder of a LoRA adapter")
     _check_sharing(config)
 
 
@@ -111,6 +116,10 @@ def vllm_arguments(
         arguments["kv_cache_memory_bytes"] = parse_bytes(
             CPU_KV_MEMORY if memory == "auto" else memory, "engine.kv_memory"
         )
+    if config.adapters:
+        # On a CPU vLLM 0.32 lets the adapter in the last place work on requests that name none: that place stays empty.
+        places = len(config.adapters) + 1 if on_cpu else min(len(config.adapters), LORA_PLACES)
+        arguments |= {"enable_lora": True, "max_loras": places}
     if shares_kv(config):
         arguments["async_scheduling"] = False
     if on_cpu:

@@ -16,6 +16,7 @@ from baton_proto.sampling import PromptLogprobs, TokenLogprobs
 from engine.interface import Counts
 from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
+from engine.vllm.adapters import VllmAdapters
 from engine.vllm.cache import VllmCache, salt_of
 from engine.vllm.image_prompts import ImagePrompts
 from engine.vllm.prompt_scores import scores_of
@@ -41,6 +42,7 @@ class VllmEngine:
         self.timed_steps = VllmSteps()
         self._prompt_tokens = self._preemptions = 0
         self._llm = llm
+        self.adapters = VllmAdapters(llm)
         self._eos_token_ids = eos_token_ids
         self._sequences: dict[str, Sequence] = {}
         self._waiting: dict[str, Sequence] = {}  # without a first token
@@ -131,6 +133,7 @@ class VllmEngine:
             SamplingParams(**arguments),
             ("generate",),
             priority=-sequence.priority,
+            lora_request=self.adapters.request(sequence.adapter),
         )
 
     def _prompt(self, sequence: Sequence) -> list[int]:

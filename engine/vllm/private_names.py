@@ -20,6 +20,7 @@ SEEDS: Final = "seeded prompts of several steps on CPUs"
 STEP_TIMES: Final = "the expected length of steps"
 IMAGES: Final = "images in prompts"
 CACHED: Final = "cached tokens in usage"
+ADAPTERS: Final = "adapters"
 OLDER: Final = "what older versions are asked for in another way"
 
 log = structlog.get_logger()
@@ -75,6 +76,9 @@ NAMES: Final = (
     *_of(f"{CLIENT}", "sleep_async wake_up_async", "memory is given back and taken again", SLEEP),
     *_of(f"{CLIENT}", "reset_prefix_cache_async", "a cache that sleeps is empty", SLEEP),
     *_of(f"{CLIENT}", "collective_rpc_async", "weights are read again", SLEEP),
+    *_of(f"{CLIENT}", "add_lora_async", "an adapter is checked and loaded", ADAPTERS),
+    *_of("vllm.lora.request", "LoRARequest", "an adapter", ADAPTERS),
+    *_of(f"{CONFIG}:VllmConfig", "lora_config", "whether it has adapters", ADAPTERS),
     *_of("vllm.v1.engine:EngineCoreOutputs", "outputs scheduler_stats timestamp", "news of a step"),
     *_of("vllm.v1.engine:EngineCoreOutput", "request_id new_token_ids new_logprobs finish_reason", "news"),
     *_of("vllm.v1.engine:EngineCoreOutput", "new_prompt_logprobs_tensors", "log-probabilities of a prompt"),

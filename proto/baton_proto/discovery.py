@@ -54,6 +54,7 @@ class WorkerRecord(Struct, frozen=True):
     greedy: Text = ""  # and the ids of its greedy answer to a fixed prompt, which the same weights give alike
     tasks: Annotated[tuple[Name, ...], Rows] = (GENERATE,)  # see pooling
     dimension: Small = 0  # of its embeddings
+    adapters: Annotated[tuple[Name, ...], Rows] = ()  # that requests may name
 
 
 class RecordHead(Struct, frozen=True):

@@ -80,6 +80,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     weights: Count = 0  # see discovery.weights_tag: those that the output is of; 0: there is none
     images: Annotated[list[Image], Rows] = []  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text: sampling.max_tokens is 0
+    adapter: Name = ""  # of the model, which alone may answer; empty: the model without one
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -171,6 +172,7 @@ class PrefillRequest(Struct, frozen=True, tag="prefill"):
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
     due_ms: Small | None = None  # as in Submit
+    adapter: Name = ""  # likewise
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):

@@ -143,13 +143,13 @@ class Assigner:
         decode = prefill = NO_CANDIDATES
         may_keep = False
         reused = b""
-        if forms and (decode_keys := self._pool.decode_keys(max_tokens)):
+        if forms and (decode_keys := self._pool.decode_keys(max_tokens, request.adapter)):
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            prefill_keys = self._pool.prefill_keys(request.num_tokens)
+            prefill_keys = self._pool.prefill_keys(request.num_tokens, request.adapter)
             later_than = request.num_tokens if is_dated else None
-            may_keep = self._pool.prefill_keys(max_tokens) == prefill_keys
+            may_keep = self._pool.prefill_keys(max_tokens, request.adapter) == prefill_keys
             decode = candidates(self._ledger, decode_keys, match, cached, later_than)
             prefill = candidates(self._ledger, prefill_keys, match, cached, later_than)
         limits = (config.max_running_per_worker, due_ms)

@@ -26,6 +26,7 @@ class Request(Struct, frozen=True, gc=False):
     block_size: int
     excluded: frozenset[WorkerKey] = frozenset()  # workers that failed or refused the request
     weights: int = 0  # that the answer was begun with, see weights_tag; 0: it has not begun
+    adapter: str = ""  # that a worker needs; empty: none
 
 
 class Work(NamedTuple):

@@ -35,7 +35,7 @@ from router.workers.inbox import UnreadError, cut_after
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
 from router.workers.waking import Waking
-from runtime.blocks.block_hash import with_images
+from runtime.blocks.block_hash import lora_seed, with_images
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 from runtime.discovery.worker_key import WorkerKey
@@ -119,7 +119,9 @@ class Choice:
                 try:
                     tokens = self._tokens()
                     excluded = frozenset(self._excluded)
-                    facts = Request(len(tokens), self._parts.block_size, excluded, self._answer.weights)
+                    facts = Request(
+                        len(tokens), self._parts.block_size, excluded, self._answer.weights, request.adapter
+                    )
                     began_s = time.monotonic()
                     with self._turn(facts, tokens) as turn:
                         assignment = await self._wait(turn, facts)
@@ -190,7 +192,7 @@ class Choice:
 
     def _turn(self, facts: Request, tokens: NDArray[np.uint32]) -> Turn[Assignment]:
         parts, request = self._parts, self._request
-        hashes = block_hashes(tokens, parts.block_size, request.hash_seed)
+        hashes = block_hashes(tokens, parts.block_size, lora_seed(request.adapter, request.hash_seed))
         hashes = self._hashes = with_images(hashes, request.images, parts.block_size)
         if self._sampling.prompt_logprobs is not None:
             hashes = hashes[:0]  # because the whole prompt is computed, wherever it is cached
@@ -270,7 +272,8 @@ class Choice:
         if self._has_worker():
             return patience_s
         if (left_s := since_s + patience_s - time.monotonic()) <= 0:
-            able = "has the weights that the answer was begun with" if self._answer.weights else "can serve"
+            able = f"has the adapter {self._request.adapter}" if self._request.adapter else "can serve"
+            able = "has the weights that the answer was begun with" if self._answer.weights else able
             absent = self._parts.pool.absent()
             raise UnavailableError(f"no decode worker that {able} was ready for {patience_s:.1f} s{absent}")
         return left_s
@@ -303,7 +306,7 @@ class Choice:
 
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
         """Whether a decode worker could take this choice, now or when it is less busy."""
-        able = self._parts.pool.ready_decode(self._max_tokens)
+        able = self._parts.pool.ready_decode(self._max_tokens, self._request.adapter)
         return any(
             worker.key != besides and worker.key not in self._excluded and self._answer.weights in (0, worker.weights)
             for worker in able
@@ -312,7 +315,7 @@ class Choice:
     def _check_fits(self) -> None:
         """Raises InvalidRequestError when there are workers and all are too small, those that come back among them."""
         pool = self._parts.pool
-        limit = largest(pool.ready_decode())
+        limit = largest(pool.ready_decode(adapter=self._request.adapter))
         if limit is not None and max(limit, pool.longest_away()) < self._max_tokens and not self.output:
             problem = f"{len(self._request.prompt)} prompt tokens and {self._sampling.max_tokens} of output"
             raise InvalidRequestError("prompt", f"{problem} are more than any worker takes: {limit} tokens")
@@ -333,6 +336,7 @@ class Choice:
             weights=self._answer.weights,
             images=list(request.images),
             pooling=request.pooling,
+            adapter=request.adapter,
         )
         return Submission(assignment.link, submit, self._late, assignment.release)
 

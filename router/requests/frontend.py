@@ -94,19 +94,27 @@ class Frontend:
     answered: Callable[[str, str, Exception | None], None] = lambda api, code, error: None  # see RouterMetrics
     state: Callable[[], ModelState] = lambda: "ready"
     aliases: Sequence[str] = ()  # other names that clients use
+    adapters: Callable[[], Collection[str]] = tuple  # those of the model that can be asked for
+    parent: str = ""  # this is an adapter of the model of that name, and `model` is the adapter's
 
+    @property
+    def adapter(self) -> str:
+        return self.model if self.parent else ""
 
     @property
     def base(self) -> str:
         """The model, whether or not this is an adapter of it."""
-        return self.model
+        return self.parent or self.model
+
+    def adapted(self, adapter: str) -> "Frontend":
+        return replace(self, model=adapter, parent=self.model, aliases=(), adapters=tuple)
 
     def rests(self) -> bool:
         """Whether a request has to wait for workers that sleep."""
         return self.state() in ("asleep", "waking")
 
     def hash_seed(self, tenant: str, cache_salt: str) -> int:
-        """The seed of a request's block hashes."""
+        """The seed of a request's block hashes, before its adapter's share."""
         return salted_seed(self.cache_salt, tenant if self.cache_per_tenant else "", cache_salt)
 
 
@@ -131,16 +139,26 @@ class Models:
             raise InvalidRequestError("model", f"is missing, and several are served: {', '.join(self.names)}")
         if (model := self._by_name.get(name)) is not None:
             return model
+        if found := next((model for model in self.all if name in model.adapters()), None):
+            return found.adapted(name)
         raise UnknownModelError(name, self.names)
 
     @property
     def names(self) -> list[str]:
-        return [*self._by_name]
+        return [*self._by_name, *(adapter.model for adapter in self._adapters())]
 
     @property
     def listed(self) -> list[Frontend]:
-        """The models."""
-        return [*self.all]
+        """The models, and behind them their adapters."""
+        return [*self.all, *self._adapters()]
+
+    def _adapters(self) -> Iterator[Frontend]:
+        """Of each model. One whose name is a model's, or another model's adapter's, cannot be asked for."""
+        taken = set(self._by_name)
+        for model in self.all:
+            for name in sorted(set(model.adapters()) - taken):
+                taken.add(name)
+                yield model.adapted(name)
 
     def not_ready(self) -> str | None:
         """Why no request can be served now; None: those for one model at least can."""

@@ -81,6 +81,8 @@ class Generator:
         tasks, dimension = pool.tasks()
         return Limits(self._max_model_len, largest(pool.ready_decode()), pool.longest_away(), tasks, dimension)
 
+    def adapters(self) -> frozenset[str]:
+        return self._parts.pool.adapters()
 
     def not_ready(self) -> str | None:
         """Why no request can be served now; None: ready."""

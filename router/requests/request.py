@@ -38,6 +38,7 @@ class GenerateRequest(Struct, frozen=True):
     hint: CacheHint = NO_HINT
     images: Sequence[Image] = ()  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text
+    adapter: str = ""  # of the model, which alone may answer; empty: the model without one
     parsing: Parsing | None = None  # None: the text is all
     grammar_field: str = "grammar"  # the caller's name of what the grammar comes from
     includes_stop: bool = False  # the stop string or stop token that ends a choice belongs to its text

@@ -24,7 +24,7 @@ from router.placement.weights import Weights
 from router.siblings import Siblings
 from router.views.hops import hops
 from router.workers.pool import PooledWorker, WorkerPool
-from runtime.blocks.block_hash import SEED
+from runtime.blocks.block_hash import SEED, lora_seed
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
 
@@ -69,12 +69,14 @@ class Explainer:
         timeline = _timeline(found) if found is not None else []
         return pb.ExplainResponse(decisions=messages, rules=self._rules(), other_requests=others, hops=timeline)
 
-    def prompt(self, tokens: NDArray[np.uint32], hash_seed: int = SEED) -> pb.ExplainResponse:
+    def prompt(self, tokens: NDArray[np.uint32], hash_seed: int = SEED, adapter: str = "") -> pb.ExplainResponse:
         """Where a request with this prompt and one token to generate would go now."""
-        facts = Request(len(tokens), self.block_size)
-        weighing = self.assigner.weigh(facts, len(tokens) + 1, block_hashes(tokens, self.block_size, hash_seed))
+        facts = Request(len(tokens), self.block_size, adapter=adapter)
+        weighing = self.assigner.weigh(
+            facts, len(tokens) + 1, block_hashes(tokens, self.block_size, lora_seed(adapter, hash_seed))
+        )
         decision = self._decision(facts, weighing, weighing.placement())
-        decision.left_out.extend(self._left_out(decision, len(tokens) + 1))
+        decision.left_out.extend(self._left_out(decision, len(tokens) + 1, adapter))
         return pb.ExplainResponse(decisions=[decision], rules=self._rules())
 
     @property
@@ -112,10 +114,10 @@ class Explainer:
                 message.candidates.append(_candidate(request, one, chance, one.worker in chosen))
         return message
 
-    def _left_out(self, decision: pb.Decision, num_tokens: int) -> list[pb.LeftOut]:
+    def _left_out(self, decision: pb.Decision, num_tokens: int, adapter: str) -> list[pb.LeftOut]:
         weighed = {candidate.worker_id for candidate in decision.candidates}
         return [
-            _left_out(worker, num_tokens)
+            _left_out(worker, num_tokens, adapter)
             for worker_id, worker in sorted(self.pool.workers.items())
             if worker_id not in weighed
         ]
@@ -145,7 +147,7 @@ def term_rules(config: Weights) -> dict[str, Any]:
     return {"weights": {key: getattr(config, key) for key in KNOBS}, "terms": terms}
 
 
-def _left_out(worker: PooledWorker, num_tokens: int) -> pb.LeftOut:
+def _left_out(worker: PooledWorker, num_tokens: int, adapter: str) -> pb.LeftOut:
     record = worker.record
     needed = num_tokens if record.role == "decode" else num_tokens - 1
     reason, detail = pb.LEFT_OUT_REASON_NO_DECODE, ""
@@ -155,6 +157,8 @@ def _left_out(worker: PooledWorker, num_tokens: int) -> pb.LeftOut:
         reason, detail = pb.LEFT_OUT_REASON_NOT_READY, record.state
     elif not worker.usable:
         reason = pb.LEFT_OUT_REASON_UNREACHABLE
+    elif adapter and adapter not in record.adapters:
+        reason, detail = pb.LEFT_OUT_REASON_MISFIT, f"has no adapter {adapter!r}"
     elif record.max_model_len < needed:
         reason, detail = pb.LEFT_OUT_REASON_TOO_SMALL, str(record.max_model_len)
     return pb.LeftOut(worker_id=record.worker_id, role=record.role, reason=reason, detail=detail)

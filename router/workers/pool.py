@@ -5,6 +5,7 @@ serve beside each other, each request by those of one. Event loop only.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,15 +70,16 @@ class _Ready:
     def __init__(self, workers: list[PooledWorker]) -> None:
         self.workers = workers
         self.keys = tuple(worker.key for worker in workers)
-        self.all_take = min((worker.record.max_model_len for worker in workers), default=0)  # tokens
+        self.all_take = min((worker.record.max_model_len for worker in workers), default=math.inf)  # tokens
 
-    def that_take(self, num_tokens: int) -> list[PooledWorker]:
-        return [worker for worker in self.workers if worker.record.max_model_len >= num_tokens]
+    def that_take(self, num_tokens: int, adapter: str) -> list[PooledWorker]:
+        able = [worker for worker in self.workers if worker.record.max_model_len >= num_tokens]
+        return [worker for worker in able if adapter in worker.record.adapters] if adapter else able
 
-    def keys_that_take(self, num_tokens: int) -> tuple[WorkerKey, ...]:
-        if num_tokens <= self.all_take:
+    def keys_that_take(self, num_tokens: int, adapter: str) -> tuple[WorkerKey, ...]:
+        if num_tokens <= self.all_take and not adapter:
             return self.keys
-        return tuple(worker.key for worker in self.that_take(num_tokens))
+        return tuple(worker.key for worker in self.that_take(num_tokens, adapter))
 
 
 class WorkerPool:
@@ -103,6 +105,8 @@ class WorkerPool:
         self._longest = {  # tokens of a request that each took when it was there
             name: 0 for name, role in self._expected.items() if role == "decode"
         }
+        self._adapters: frozenset[str] = frozenset()  # see adapters
+        self._adapters_of: dict[str, tuple[str, ...]] = {}  # of expected decode workers, when they were there last
         self._tasks: tuple[frozenset[str], int] = frozenset(), 0  # see tasks
         self._pace = Pace()
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
@@ -132,6 +136,8 @@ class WorkerPool:
             self._add(record)
         else:
             known.record = record
+        if change.kind != "removed" and (server := server_of(record.worker_id)) in self._longest:
+            self._adapters_of[server] = record.adapters
         self._changed()
 
     def load_report(self, report: LoadReport) -> None:
@@ -152,9 +158,9 @@ class WorkerPool:
 
     # --- what assignment asks -----------------------------------------------------------------------------------------
 
-    def ready_decode(self, num_tokens: int = 0) -> list[PooledWorker]:
-        """Usable decode workers that take sequences of `num_tokens`."""
-        return self._ready("decode").that_take(num_tokens)
+    def ready_decode(self, num_tokens: int = 0, adapter: str = "") -> list[PooledWorker]:
+        """Usable decode workers that take sequences of `num_tokens` and have the adapter."""
+        return self._ready("decode").that_take(num_tokens, adapter)
 
     def away(self) -> list[tuple[str, str]]:
         """Names and roles of expected servers that are not there."""
@@ -166,15 +172,21 @@ class WorkerPool:
         here = {server_of(worker.record.worker_id) for worker in self.ready_decode()}
         return max((longest for name, longest in self._longest.items() if name not in here), default=0)
 
-    def decode_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
-        """The keys of `ready_decode`; the same tuple as long as nothing changes."""
-        return self._ready("decode").keys_that_take(num_tokens)
     def tasks(self) -> tuple[frozenset[str], int]:
         """What decode workers do that are there, or were there last, and the dimension of their embeddings."""
         return self._tasks
 
-    def prefill_keys(self, num_tokens: int = 0) -> tuple[WorkerKey, ...]:
-        return self._ready("prefill").keys_that_take(num_tokens)
+    def adapters(self) -> frozenset[str]:
+        """Those that decode workers have, servers among them that are away and expected back; while no worker is ready,
+        those that were there last."""
+        return self._adapters
+
+    def decode_keys(self, num_tokens: int = 0, adapter: str = "") -> tuple[WorkerKey, ...]:
+        """The keys of `ready_decode`; for no adapter the same tuple as long as nothing changes."""
+        return self._ready("decode").keys_that_take(num_tokens, adapter)
+
+    def prefill_keys(self, num_tokens: int = 0, adapter: str = "") -> tuple[WorkerKey, ...]:
+        return self._ready("prefill").keys_that_take(num_tokens, adapter)
 
     def generations(self) -> tuple[Generation, ...]:
         """Those that decode workers are of: while the others of one are left out, all have the same weights, and where
@@ -297,6 +309,8 @@ class WorkerPool:
         if ready := self._ready("decode").workers:
             self._no_decode_since_s = None
             tasks = frozenset(task for worker in ready for task in worker.record.tasks)
+            away = [self._adapters_of.get(name, ()) for name, _ in self.away()]
+            self._adapters = frozenset().union(*away, *(worker.record.adapters for worker in ready))
             self._tasks = tasks, max(worker.record.dimension for worker in ready)
         elif self._no_decode_since_s is None:
             self._no_decode_since_s = time.monotonic()

@@ -50,9 +50,6 @@ def sequence_hashes(hashes: NDArray[np.uint64], parent: int | None = None) -> ND
     return np.array(chained, dtype=np.uint64)
 
 
-def lora_seed(name: str) -> int:
-    """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs."""
-    return (SEED + xxhash.xxh3_64_intdigest(name.encode())) & MASK_64
 def with_image(block_hash: int, name: str, offset: int) -> int:
     """The hash of a block that an image touches. `offset`: of the image's first token from the block's first one;
     negative where the image begins in an earlier block."""
@@ -72,6 +69,10 @@ def with_images(
     return named
 
 
+def lora_seed(name: str, seed: int = SEED) -> int:
+    """Seed of the block hashes of requests that use the LoRA adapter `name`, because their KV differs. `seed`: theirs
+    without one, and the result where the name is empty."""
+    return (seed + xxhash.xxh3_64_intdigest(name.encode())) & MASK_64 if name else seed
 
 
 def salted_seed(*salts: str) -> int:

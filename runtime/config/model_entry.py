@@ -28,6 +28,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     engine: dict[str, Any] = {}  # keys of the section `engine` that are others for this model
     tool_parser: ToolParser | None = None  # as in `router`; None: what stands there
     reasoning_parser: ReasoningParser | None = None
+    adapters: dict[ModelName, Text] = {}  # as the key `adapters`
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
     weight: Positive = 1  # its share of router.queue_limit, beside the others' weights
     asleep: Literal["never", "until_asked"] = "never"  # until_asked: it wakes for a request, and sleeps when it is idle

@@ -49,4 +49,5 @@ def model_of(config: ServingConfig, model: ModelConfig) -> ServingConfig:
             queue_limit=max(1, round(router.queue_limit * share)),
         ),
         external_workers=model.external_workers,
+        adapters=model.adapters,
     )

@@ -38,6 +38,11 @@ def absolute(data: Mapping[str, Any]) -> dict[str, Any]:
     for one in models:
         if (model := one.get("model")) is not None and Path(model).expanduser().exists():
             one["model"] = _absolute(model)
+        if adapters := one.get("adapters"):  # a server's folders may be on its machine alone
+            one["adapters"] = {
+                name: _absolute(folder) if Path(folder).expanduser().exists() else folder
+                for name, folder in adapters.items()
+            }
         if folder := ((one.get("engine") or {}).get("disk_kv") or {}).get("folder"):
             one["engine"]["disk_kv"]["folder"] = _absolute(folder)
     generation_config = result.get("router", {}).get("generation_config", GENERATION_CONFIGS[0])

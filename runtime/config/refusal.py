@@ -28,8 +28,8 @@ def refusal(data: Any, schema: type[Struct], path: str, problem: str) -> str:
         if field is None:
             return problem
         kind, data = field.type, data[name]
-    if isinstance(kind, inspect.StructType) and isinstance(data, dict):
-        return problem  # values that do not go together
+    if isinstance(kind, inspect.StructType | inspect.DictType) and isinstance(data, dict):
+        return problem  # values that do not go together, or a name or a value in it
     return f"{_shown(data)} is not {_wanted(kind)}"
 
 

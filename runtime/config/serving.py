@@ -260,11 +260,16 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     decode: 2
     #     engine: {max_model_len: 8192}      # what is another one than in the section `engine`
     #     tool_parser: hermes                # as in the section `router`, and reasoning_parser likewise
+    #     adapters: {sql: /adapters/sql}     # as below, and external_workers likewise
     #     weight: 1                          # its share of router.queue_limit, beside the others' weights
     #     asleep: until_asked                # sleeps until a request wakes it, and after idle_s: 60 without one
     #     wake_timeout_s: 30                 # for which a request waits for it to wake
     #     priority: 0                        # a lower one sleeps first where others need its GPUs
     models: tuple[ModelConfig, ...] = ()
+
+    # LoRA adapters by the names that clients ask for, each a folder in PEFT's form: {sql: /adapters/sql}. Workers with
+    # vLLM load them at their start; external workers have their servers load what is missing there.
+    adapters: dict[ModelName, Text] = {}
 
     # Separates services that share one NATS server. Lower-case letters, digits, - and _.
     namespace: Namespace = "default"
@@ -333,7 +338,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         check_models(self.models, self.namespace)
         if self.model != "smollm2" or self.served_model_name is not None:
             raise ValueError("model: models are given, too: name it in one of them, and leave this one out")
-        for key in ("external_workers",):
+        for key in ("adapters", "external_workers"):
             if getattr(self, key):
                 raise ValueError(f"{key}: models are given: name each in its model's {key}")
         if self.planner.enabled:
@@ -377,7 +382,7 @@ def parse_config(data: Any, where: str = "configuration") -> ServingConfig:
         return msgspec.convert(data, ServingConfig)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
-        path = place.strip("`").removeprefix("$.")
+        path = place.strip("`").removeprefix("key` in `").removeprefix("$.")
         told = refusal(data, ServingConfig, path, problem)
         raise ConfigError(f"{where}: {path or 'top level'}", told) from error
 

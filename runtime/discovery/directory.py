@@ -74,10 +74,10 @@ class Announcer:
         self._record = msgspec.structs.replace(self._record, state=state, model_hash=model_hash)
         await self._write()
 
-    async def set_note(self, note: str) -> None:
-        """Written at once where it is another one."""
-        if note != self._record.note:
-            self._record = msgspec.structs.replace(self._record, note=note)
+    async def tell(self, note: str, adapters: tuple[str, ...]) -> None:
+        """Written at once where they are others."""
+        if (note, adapters) != (self._record.note, self._record.adapters):
+            self._record = msgspec.structs.replace(self._record, note=note, adapters=adapters)
             await self._write()
 
     async def withdraw(self) -> None:

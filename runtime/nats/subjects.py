@@ -15,6 +15,7 @@
 | `baton.<ns>.supervisor` | questions to the supervisor and its answers | core NATS, request and reply |
 | `baton.<ns>.wake` | questions of a router to the supervisor, see waking | core NATS, request and reply |
 | `$KV.baton_<ns>_planner.<key>` | what the planner remembers | bucket `baton_<ns>_planner` |
+| `$KV.baton_<ns>_adapters.wanted` | adapters that operators have loaded | bucket `baton_<ns>_adapters` |
 
 Worker and router ids and namespaces are single subject tokens: no dots, spaces or wildcards.
 """
@@ -80,6 +81,14 @@ def responses_stream(namespace: str) -> str:
 
 def responses_key(namespace: str, response_id: str = ANY) -> str:
     return _bucket_key(namespace, "responses", response_id)
+
+
+def adapters_stream(namespace: str) -> str:
+    return _bucket_stream(namespace, "adapters")
+
+
+def adapters_key(namespace: str, key: str) -> str:
+    return _bucket_key(namespace, "adapters", key)
 
 
 def workers_stream(namespace: str) -> str:

@@ -123,6 +123,7 @@ class ScriptedWorker:
         self.max_model_len = 4096
         self.kv_form = ""
         self.model_hash = "hash"
+        self.adapters: tuple[str, ...] = ()
         self.load = WorkerLoad(blocks_total=256)
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -153,6 +154,7 @@ class ScriptedWorker:
             max_model_len=self.max_model_len,
             pid=0,
             kv_form=self.kv_form,
+            adapters=self.adapters,
         )
 
     def added(self, state: str = "ready") -> Change:

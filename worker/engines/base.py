@@ -10,7 +10,7 @@ import xxhash
 from baton_proto import transfer
 from baton_proto.pooling import GENERATE
 from baton_proto.sampling import SamplingParams
-from engine.interface import Engine, KvEngine, Loop, Memory
+from engine.interface import Adapters, Engine, KvEngine, Loop, Memory
 from engine.sequences.output import StepOutput
 from kvtransfer.prefill_side.sending import KvSender
 from kvtransfer.slab.adopted_slab import AdoptedSlab
@@ -71,6 +71,7 @@ class EngineAssembly:
     limits: Limits = Limits()
     close: Callable[[], None] = lambda: None  # after the loop and the transfers have ended
     note: Callable[[], str] = lambda: ""  # event loop: what an operator should know about the engine, for `status`
+    adapters: Adapters | None = None  # None: the engine has none
     root: str = ""  # where an engine whose weights nobody here reads says that it has them from
     greedy: str = ""  # what such an engine answers to a fixed prompt; empty: it was not asked
     weights_changed: Callable[[], None] = lambda: None  # engine thread, when `memory` has read others
@@ -79,6 +80,15 @@ class EngineAssembly:
     def model(self) -> str:
         """The name that clients use."""
         return self.config.served_model_name or self.files.name
+
+    def lacks(self, adapter: str) -> str:
+        """Why a request for the adapter cannot be served; empty when it can, or names none."""
+        return "" if not adapter or adapter in self.adapter_names else f"it has no adapter {adapter!r}"
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Event loop."""
+        return () if self.adapters is None else tuple(self.adapters.names)
 
     @property
     def model_hash(self) -> str:

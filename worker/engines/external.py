@@ -53,9 +53,10 @@ class ExternalEngine:
             cores = [(rank, ServerCore(self._server, watch, rank)) for rank in facts.ranks]
             for _, core in cores:
                 await stack.enter_async_context(core)
-            yield [self._assembled(facts, rank, core) for rank, core in cores]
+            await watch.look()  # a request may name an adapter from the first one on
+            yield [self._assembled(facts, rank, core, watch) for rank, core in cores]
 
-    def _assembled(self, facts: Facts, rank: Rank, core: ServerCore) -> EngineAssembly:
+    def _assembled(self, facts: Facts, rank: Rank, core: ServerCore, watch: ServerWatch) -> EngineAssembly:
         """Event loop only; quick, because the server is watched meanwhile."""
         block_size = self._config.engine.block_size
         # A server that only pools may have no KV cache, and says how long its prompts may be.
@@ -76,6 +77,7 @@ class ExternalEngine:
             passes=self._external.role != "both",
             limits=replace(LIMITS, sees=True, tasks=facts.tasks, dimension=facts.dimension),
             note=lambda: "; ".join(filter(None, (facts.note, cache.note, NO_OFFER * engine.offers_nothing))),
+            adapters=watch.adapters,
             root=facts.root,
             greedy=facts.greedy,
         )

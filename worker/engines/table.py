@@ -29,7 +29,7 @@ class EngineRow:
             _named(self.check)(config)
 
 
-OWN: Final = EngineRow("baton", "worker.engines.own:build_own")
+OWN: Final = EngineRow("baton", "worker.engines.own:build_own", check="worker.changes.adapters:check_without")
 MOCK: Final = EngineRow("mock", "worker.engines.own:build_mock")  # chosen by the model
 EXTERNAL: Final = EngineRow(  # of the section external_workers
     "external", "worker.engines.external:ExternalEngine", block_size="engine.vllm.server.agreement:block_size_of_any"

@@ -71,6 +71,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         kv=kv,
         limits=replace(LIMITS, sees=sees(theirs.model_config)),
         note=lambda: cache.note,
+        adapters=engine.adapters,
         close=vllm.close,
     )
 

@@ -134,7 +134,7 @@ class VllmBlocks:
             return 0
         usable = len(event.block_hashes)
         for i, keys in enumerate(event.extra_keys or ()):
-            if not all(key == event.lora_name or _is_image(key) or self._is_salt(event, i, key) for key in keys or ()):
+            if not all(_is_adapter(event, key) or _is_image(key) or self._is_salt(event, i, key) for key in keys or ()):
                 self.skipped["more than tokens in it"] += max(0, usable - i)
                 usable = min(usable, i)
                 break
@@ -149,7 +149,7 @@ class VllmBlocks:
             return self._blocks[event.parent_block_hash].seed
         first = event.extra_keys[0] if event.extra_keys else None
         salts = [seed for key in first or () if (seed := self._seed_of(key)) is not None]
-        return salts[0] if salts else SEED if event.lora_name is None else lora_seed(event.lora_name)
+        return lora_seed(event.lora_name or "", salts[0] if salts else SEED)
 
     def _add_copies(self, event: BlockStored, usable: int, seed: int) -> list[_Block]:
         try:
@@ -240,6 +240,10 @@ class VllmBlocks:
             np.array([block.sequence_hash for block in run], dtype="<u8").tobytes(),
         )
 
+
+def _is_adapter(event: BlockStored, key: Any) -> bool:
+    """A key is the adapter's name, or "lora", its name and its path (0.32)."""
+    return key == event.lora_name or (isinstance(key, list | tuple) and [*key[:2]] == ["lora", event.lora_name])
 
 
 def _is_image(key: Any) -> bool:

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from baton_proto.pooling import EMBED, GENERATE
 from engine.vllm.events.stream import VllmStream
+from engine.vllm.server.adapters import Model, models_of
 from engine.vllm.server.completion import PATH
 from engine.vllm.server.gauges import PATH as METRICS, Gauges, of_any
 from engine.vllm.server.pooled import dimension_of, tasks_of
@@ -52,17 +52,6 @@ class _Version(Struct):
     version: str
 
 
-class _Model(Struct):
-    id: str = ""
-    max_model_len: int | None = None  # an adapter tells none, but names its `parent`
-    parent: str | None = None
-    root: Any = None  # the model as it was started with, as text
-
-
-class _Models(Struct):
-    data: list[_Model]
-
-
 class _Tokens(Struct):
     tokens: list[int]
 
@@ -80,7 +69,7 @@ async def agreed(config: ServingConfig, external: ExternalWorkerConfig, files: M
     try:
         version = msgspec.json.decode(await server.ask("/version"), type=_Version).version
         check_version(version, external.where)
-        models = msgspec.json.decode(await server.ask("/v1/models"), type=_Models).data
+        models = await models_of(server)
         gauges = Gauges.read(await server.ask(METRICS))
         model = _model(models, external, config.served_model_name or files.name)
         if not (tasks := await tasks_of(server)):
@@ -151,7 +140,7 @@ async def _first_block_size(workers: Sequence[ExternalWorkerConfig]) -> int | No
     return None
 
 
-def _model(models: list[_Model], external: ExternalWorkerConfig, ours: str) -> _Model:
+def _model(models: list[Model], external: ExternalWorkerConfig, ours: str) -> Model:
     wanted = external.model or ours
     for model in models:
         if model.id == wanted:

@@ -42,6 +42,7 @@ class Completion:
     num_images: int = 0  # of the prompt; it goes another way than one without
     num_replayed: int = 0  # tokens of the answer that end the prompt
     pooling: Pooling | None = None
+    adapter: str = ""
 
     @property
     def path(self) -> str:
@@ -94,6 +95,7 @@ _whole = msgspec.json.Decoder(_Whole)
 def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids: frozenset[int]) -> Completion:
     """prompt: with as much of the answer as the server shall take for a part of it. model: the server's name for it. A
     seed leaves only when the caller gave one, because vLLM on CPUs ends at a seeded prompt of several steps."""
+    model = sequence.adapter or model
     if sequence.pooling is not None:
         return _pooling(sequence, sequence.pooling, prompt, model)
     sampling, images = sequence.sampling, sequence.images
@@ -123,12 +125,12 @@ def completion(sequence: Sequence, prompt: List[int], model: str, eos_token_ids:
         body = image_prompt.question(body, prompt, images)
     encoded = msgspec.json.encode(body)
     asked = Completion(sequence.request_id, encoded, streams, prompt, scored)
-    return replace(asked, num_images=len(images), num_replayed=num_replayed)
+    return replace(asked, num_images=len(images), num_replayed=num_replayed, adapter=sequence.adapter)
 
 
 def _pooling(sequence: Sequence, pooling: Pooling, prompt: List[int], model: str) -> Completion:
     body = question(pooling, prompt, {"model": model, **_scheduling(sequence)})
-    return Completion(sequence.request_id, body, streams=False, pooling=pooling)
+    return Completion(sequence.request_id, body, streams=False, pooling=pooling, adapter=sequence.adapter)
 
 
 def _scheduling(sequence: Sequence) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class ServerCore:
                 # On a thread, because log-probabilities of a prompt are megabytes.
                 self._tell(last := await asyncio.to_thread(whole_item_of, completion, data))
         except (BatonError, RefusedError) as error:
-            wrong = WRONG_REQUEST + NOT_THERE * bool(completion.num_images)
+            wrong = WRONG_REQUEST + NOT_THERE * bool(completion.num_images or completion.adapter)
             refused = isinstance(error, RefusedError) and error.status in wrong
             last = Item(completion.request_id, finish_reason=str(error), refused=refused)
         if last.finish_reason not in FINISHES:

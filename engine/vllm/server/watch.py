@@ -1,4 +1,5 @@
-"""Watches one vLLM server for all of its ranks: is it healthy, and what do its metrics say of each?"""
+"""Watches one vLLM server for all of its ranks: is it healthy, what do its metrics say of each, and which adapters does
+it have?"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Final, Self
 
 import structlog
 
+from engine.vllm.server.adapters import ServerAdapters
 from engine.vllm.server.gauges import PATH as METRICS, Gauges
 from engine.vllm.server.server import RefusedError, VllmServer
 from runtime.end_task import end_tasks
@@ -25,6 +27,7 @@ class ServerWatch:
 
     def __init__(self, server: VllmServer) -> None:
         self.lost: UnavailableError | None = None  # as a whole: vLLM ends when one of its ranks does
+        self.adapters = ServerAdapters(server)
         self._server = server
         self._told: dict[int, Told] = {}
         self._task: asyncio.Task[None] | None = None
@@ -44,12 +47,13 @@ class ServerWatch:
         self._told[rank] = told
 
     async def look(self) -> dict[int, Gauges]:
-        """Reads the server's metrics; empty: they cannot be read, or the server is lost."""
+        """Reads what the server says; empty: it cannot be read, or the server is lost."""
         try:
             await self._server.ask("/health")
+            await self.adapters.look()
             return Gauges.read(await self._server.ask(METRICS))
         except ValueError as error:
-            log.warning("metrics that cannot be read", server=self._server.address, error=str(error))
+            log.warning("metrics or models that cannot be read", server=self._server.address, error=str(error))
         except (UnavailableError, RefusedError) as error:
             self.lost = UnavailableError(str(error) or f"{self._server.address} is not healthy")
             for told in self._told.values():

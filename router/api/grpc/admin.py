@@ -104,7 +104,7 @@ class AdminService(pb_grpc.AdminServicer):
             status = status_of(error, "explain")
             await context.abort(status.code, status.details)
         seed = frontend.hash_seed(request.tenant, request.cache_salt)
-        return self._questions[frontend.base].explain.prompt(tokens, seed)
+        return self._questions[frontend.base].explain.prompt(tokens, seed, frontend.adapter)
 
     async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
         return await _done(self._sleep.sleep, request, context)

@@ -83,6 +83,8 @@ def _fields(model: Frontend, request: Request) -> dict[str, Any]:
     }
     if limits.dimension:
         fields["dimension"] = limits.dimension
+    if model.parent:
+        fields["parent"] = model.parent
     if model.aliases:
         fields["aliases"] = list(model.aliases)
     if "anthropic-version" in request.headers:

@@ -172,6 +172,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         hint=call.hint,
         images=images,
         pooling=_pooling(call, prompt),
+        adapter=frontend.adapter,
         parsing=parsing,
         grammar_field=grammar_field,
         includes_stop=options.includes_stop,

@@ -12,7 +12,7 @@ from runtime.errors import ConfigError
 
 KNOWN = {
     *(*OWNED, "structured_outputs_config", "scheduling_policy", "generation_config"),
-    *("quantization", "seed", "async_scheduling", "enforce_eager"),
+    *("quantization", "seed", "async_scheduling", "enforce_eager", "enable_lora", "max_loras"),
 }
 VLLM = {"prefill": 0, "engine": "vllm"}
 APART = {"prefill": 1, "engine": "vllm"}
@@ -36,6 +36,17 @@ def test_the_section_engine_is_translated_and_the_section_vllm_is_passed_on() ->
 def test_a_cpu_computes_in_float32_with_a_small_cache_and_without_a_compiler() -> None:
     told = arguments({})
     assert (told["dtype"], told["enforce_eager"], told["kv_cache_memory_bytes"]) == ("float32", True, 512 << 20)
+
+
+@pytest.mark.parametrize(("on_cpu", "places"), [(True, 2), (False, 1)])
+def test_adapters_have_places_and_on_a_cpu_the_last_one_stays_empty(tmp_path: Path, on_cpu: bool, places: int) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    told = arguments({"adapters": {"sql": str(tmp_path)}}, on_cpu=on_cpu)
+    assert (told["enable_lora"], told["max_loras"]) == (True, places)
+    assert arguments({"adapters": {"sql": str(tmp_path)}, "vllm": {"max_loras": 7}}, on_cpu=on_cpu)["max_loras"] == 7
+    assert "enable_lora" not in arguments({}, on_cpu=on_cpu)
+    with pytest.raises(ConfigError, match=r"adapters\.sql: /nowhere has no adapter_config\.json"):
+        arguments({"adapters": {"sql": "/nowhere"}})
 
 
 def test_random_streams_are_wound_back_by_us_on_cpus_alone() -> None:

@@ -198,10 +198,13 @@ def test_older_versions_tell_no_kind_and_the_first_group_is_followed(feed: Feed)
     assert feed.stored([1], None, prompt(1), group_idx=None, kv_cache_spec_kind=None) == [run(prompt(1))]
 
 
-def test_lora_blocks_are_hashed_with_the_adapters_name(feed: Feed) -> None:
+@pytest.mark.parametrize("key", ["sql", ("lora", "sql", "/adapters/sql")])  # before 0.32, and since
+def test_lora_blocks_are_hashed_with_the_adapters_name(feed: Feed, key: object) -> None:
     tokens = prompt(2)
-    told = feed.stored([1, 2], None, tokens, lora_id=1, lora_name="sql", extra_keys=[("sql",), ("sql",)])
+    told = feed.stored([1, 2], None, tokens, lora_id=1, lora_name="sql", extra_keys=[(key,), (key,)])
     assert told == [run(tokens, lora="sql")]
+    assert feed.stored([4], None, prompt(1), extra_keys=[(key,)]) == [], "of an adapter that the event does not name"
+    feed.blocks.skipped.clear()
     assert feed.stored([3], None, prompt(1), lora_id=1) == []
     assert feed.blocks.skipped == {"LoRA without a name": 1}
 
@@ -228,7 +231,7 @@ def test_blocks_that_hold_more_than_tokens_are_left_out_with_what_follows(feed: 
 
 def test_a_salt_that_stands_for_a_seed_changes_the_hashes_of_its_whole_chain() -> None:
     tokens = prompt(3)
-    blocks, messages = VllmBlocks(BLOCK, {"salt": 7}.get), Messages(block_size=BLOCK)
+    blocks, messages = VllmBlocks(BLOCK, lambda key: 7 if key == "salt" else None), Messages(block_size=BLOCK)
     events = [
         messages.stored([1, 2], None, tokens[: 2 * BLOCK], extra_keys=[("salt",), None]),
         messages.stored([3], 2, tokens[2 * BLOCK :], extra_keys=[None]),
@@ -238,6 +241,12 @@ def test_a_salt_that_stands_for_a_seed_changes_the_hashes_of_its_whole_chain() -
     hashes = block_hashes(np.array(tokens, dtype=np.uint32), BLOCK, 7).astype("<u8").tobytes()
     assert b"".join(run.block_hashes for run in told if isinstance(run, Stored)) == hashes
     assert blocks.skipped == {"more than tokens in it": 2}
+    keys = [(("lora", "sql", "/adapters/sql"), "salt"), (("lora", "sql", "/adapters/sql"),)]
+    of_adapter = messages.stored([6, 7], None, tokens[: 2 * BLOCK], extra_keys=keys, lora_id=1, lora_name="sql")
+    ((run,),) = (blocks.apply(event) for event in decode_vllm_batch(messages.payload(of_adapter)).events)
+    assert isinstance(run, Stored)
+    both = block_hashes(np.array(tokens[: 2 * BLOCK], dtype=np.uint32), BLOCK, lora_seed("sql", 7))
+    assert run.block_hashes == both.astype("<u8").tobytes()
 
 
 steps = st.lists(

@@ -64,6 +64,7 @@ class Imitation:
         app.router.add_get("/metrics/", self._metrics)
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/{verb}_lora_adapter", self._adapt)
         app.router.add_post("/tokenize", self._tokenize)
         for path in self.paths:
             app.router.add_post(path, self._complete)
@@ -92,6 +93,16 @@ class Imitation:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response(self.models)
+
+    async def _adapt(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        others = [model for model in self.models["data"] if model["id"] != name]
+        if request.match_info["verb"] == "load":
+            others.append({"id": name, "parent": "m", "root": (await request.json())["lora_path"]})
+        elif len(others) == len(self.models["data"]):
+            return web.json_response({"error": {"message": "cannot be found"}}, status=404)
+        self.models = {"data": others}
+        return web.Response(text="Success")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         question = await request.json()

@@ -126,6 +126,16 @@ async def test_a_request_that_the_server_refuses_says_whether_the_request_is_wro
     assert (last.finish_reason, last.refused) == (problem, refused)
 
 
+@pytest.mark.parametrize("adapter", ["", "sql"])
+async def test_an_adapter_that_the_server_has_no_more_may_be_had_elsewhere(adapter: str) -> None:
+    async with asked(saying(LAST)) as (imitation, core):
+        await until_finished(core)
+        imitation.refuses = (404, "The model `sql` does not exist.")
+        await core.add_request_async(Completion("next", b"{}", adapter=adapter))
+        (last,) = await until_finished(core)
+    assert last.refused == bool(adapter)
+
+
 async def test_an_event_without_end_is_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_EVENT_BYTES", 1000)
     async with asked(saying(b"data: " + b"x" * 100_000)) as (_, core):

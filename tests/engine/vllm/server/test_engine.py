@@ -18,7 +18,7 @@ from engine.vllm.server.completion import Completion, Item, completion, item_of,
 from engine.vllm.server.core import News
 from engine.vllm.server.engine import ExternalEngine
 from router.api.wishes.prompt_logprobs import Row, rows_in_parts
-from runtime.blocks.block_hash import block_hashes, sequence_hashes
+from runtime.blocks.block_hash import block_hashes, lora_seed, sequence_hashes
 from runtime.errors import ProtocolError
 from tests.engine.vllm.events.vllm_engine import Messages
 
@@ -161,6 +161,14 @@ async def test_what_is_offered_is_forgotten_with_the_first_token() -> None:
         core.news = News([Item("p", [5], finish_reason="length", transfer=transfer)])
         (output,) = (await made.next_step()).outputs
         assert (output.sequence.transfer, made.offers_nothing) == (transfer, not transfer)
+
+
+def test_an_adapter_is_asked_for_by_its_name_and_needs_no_salt() -> None:
+    of = Sequence("r", [3, 4, 5, 6, 7], 5, SamplingParams(max_tokens=1), adapter="sql")
+    assert body(of)["model"] == "sql"
+    assert "cache_salt" not in body(of)
+    of.hash_blocks(1, 4)
+    assert of.block_hashes == block_hashes(np.array([3, 4, 5, 6], dtype=np.uint32), 4, lora_seed("sql")).tolist()
 
 
 def test_a_cache_salt_of_ours_is_one_of_theirs() -> None:
