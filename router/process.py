@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.api.http.server import MAX_CONNECTIONS, HttpServer, serve_http
 from router.api.http.web_pages import WebPages
+from router.api.operators.adapter_endpoints import AdapterEndpoints
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.sleep_endpoints import SleepEndpoints
 from router.api.operators.ui_endpoints import ModelPage, UiEndpoints
@@ -182,6 +183,7 @@ def _app(
     routes = [
         *SleepEndpoints(sleep, guard).routes(),
         weights_route(lambda name: questions[named.of(name).base].weights, guard),
+        *AdapterEndpoints(lambda name: questions[named.of(name).base].adapters, guard).routes(),
     ]
     routes += UiEndpoints(pages, guard).routes() if pages else []
     has_key = keys.api is not None

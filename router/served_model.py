@@ -19,6 +19,7 @@ from router.requests.frontend import FetchImage, Frontend
 from router.requests.generation import Generator
 from router.requests.rate_limits import RateLimits
 from router.siblings import Siblings
+from router.views.adapters_control import AdaptersControl
 from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.status import StatusView
@@ -102,6 +103,7 @@ async def _questions(
         diff=TreeDiff(view.indexer, pool.snapshot, lambda: [worker.key for worker in pool.workers.values()]),
         sleep=SleepControl(pool),
         weights=WeightsControl(pool),
+        adapters=AdaptersControl(pool, nats),
         explain=explain,
     )
 

@@ -16,6 +16,7 @@ from runtime.security.bearer_keys import BearerKeys
 from runtime.security.cluster_key import WORKER_CALLS
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES, SERVER_OPTIONS, RequireBearer
 from runtime.security.grpc_server import grpc_server
+from worker.changes.adapters import change_adapter
 from worker.changes.sleep import Sleeper
 from worker.changes.weights_update import WeightsUpdater
 from worker.runtime import WorkerRuntime
@@ -50,6 +51,7 @@ class WorkerService:
             wire.SLEEP: self._sleep,
             wire.WAKE: self._wake,
             wire.UPDATE: self._update,
+            wire.ADAPT: self._adapt,
         }
         rows = {question.name: _row(question, answers[question]) for question in wire.QUESTIONS}
         self._server.add_registered_method_handlers(wire.SERVICE, rows)
@@ -97,6 +99,9 @@ class WorkerService:
 
     async def _update(self, request: wire.UpdateRequest, context: Context) -> wire.UpdateReport:
         return await self._to_the_end(self._updater.update(request))
+
+    async def _adapt(self, request: wire.AdapterRequest, context: Context) -> wire.AdapterReport:
+        return await self._to_the_end(change_adapter(self._runtime, request))
 
     async def _to_the_end(self, change: Coroutine[Any, Any, T]) -> T:
         """A caller that leaves stops nothing half-way: the worker would neither sleep nor serve."""

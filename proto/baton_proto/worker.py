@@ -299,6 +299,17 @@ class UpdateReport(Struct, frozen=True):
     problem: Text  # why the worker refused; empty when it did not
 
 
+class AdapterRequest(Struct, frozen=True):
+    version: Count
+    name: Name
+    folder: Text  # that it is loaded from; empty: it is unloaded
+
+
+class AdapterReport(Struct, frozen=True):
+    adapters: Annotated[tuple[Name, ...], Rows]  # of the worker now
+    problem: Text  # why nothing changed; empty when it did
+
+
 Answer = TypeVar("Answer", bound=Struct)
 
 
@@ -323,7 +334,8 @@ DRAIN = Question("Drain", DrainRequest, DrainReport)
 SLEEP = Question("Sleep", SleepRequest, SleepReport)
 WAKE = Question("Wake", WakeRequest, SleepReport)
 UPDATE = Question("Update", UpdateRequest, UpdateReport)
-QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE, UPDATE)
+ADAPT = Question("Adapt", AdapterRequest, AdapterReport)
+QUESTIONS: tuple[Question[Any], ...] = (SNAPSHOT, INSPECT, DRAIN, SLEEP, WAKE, UPDATE, ADAPT)
 
 
 encode: Callable[[Struct], bytes] = msgspec.msgpack.Encoder().encode

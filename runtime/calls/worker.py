@@ -82,6 +82,13 @@ class WorkerClient:
             raise UnavailableError(f"{self._worker_id} {report.problem}")
         return report
 
+    async def adapt(self, name: str, folder: str) -> wire.AdapterReport:
+        """Loads or unloads an adapter, see wire.AdapterRequest. Raises UnavailableError with the worker's reason."""
+        report = await self._ask(wire.ADAPT, wire.AdapterRequest(wire.MAJOR, name, folder), MEMORY_TIMEOUT_S)
+        if report.problem:
+            raise UnavailableError(f"{self._worker_id}: {report.problem}")
+        return report
+
     async def snapshot(self, timeout_s: float) -> AsyncIterator[wire.SnapshotChunk]:
         """The worker's block table in order; ends after the chunk that is marked as last."""
         make = await self._call(wire.SNAPSHOT)

@@ -11,6 +11,7 @@ from router.index.radix_tree import RadixTree
 from router.placement.assignment import Assigner
 from router.placement.decisions import DecisionLog
 from router.siblings import Siblings
+from router.views.adapters_control import AdaptersControl
 from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
@@ -40,4 +41,5 @@ def make_questions(status: StatusSource = _no_status) -> Questions:
         explain=Explainer(assigner, DecisionLog(), Recent(), pool, config, 16, NO_SIBLINGS),
         sleep=SleepControl(pool),
         weights=WeightsControl(pool),
+        adapters=AdaptersControl(pool, cast(NatsClient, None)),
     )

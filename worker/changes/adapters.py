@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import structlog
 
+from baton_proto.decoding import MAX_TEXT
+from baton_proto.worker import AdapterReport, AdapterRequest
 from runtime.config.serving import ServingConfig
 from runtime.discovery.wanted_adapters import UNLOADED, changed_adapters
 from runtime.errors import ConfigError, ModelError, UnavailableError
@@ -39,3 +41,19 @@ async def load_wanted(assembly: EngineAssembly, configured: Mapping[str, str], n
     return "; ".join(problems)
 
 
+async def change_adapter(runtime: WorkerRuntime, request: AdapterRequest) -> AdapterReport:
+    """Routers are told before the answer."""
+    assembly, problem = runtime.assembly, ""
+    try:
+        if assembly.adapters is None:
+            problem = f"an engine of the kind {assembly.name} has no adapters"
+        elif request.folder == UNLOADED:
+            await assembly.adapters.unload(request.name)
+        else:
+            await assembly.adapters.load(request.name, request.folder)
+    except (ModelError, UnavailableError) as error:
+        problem = str(error)[:MAX_TEXT]
+    if not problem:
+        runtime.lacks = ""
+        await runtime.tell()
+    return AdapterReport(assembly.adapter_names, problem)

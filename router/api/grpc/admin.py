@@ -21,6 +21,7 @@ from router.api.grpc.messages import prompt_field_of, prompt_of
 from router.api.wishes.sampling_options import check_range
 from router.api.wishes.validation import MAX_TIMEOUT_S, tokenize
 from router.requests.frontend import Frontend, Models
+from router.views.adapters_control import AdaptersControl
 from router.views.explain import Explainer
 from router.views.sleep_control import SleepControl
 from router.views.tree_diff import TreeDiff
@@ -54,6 +55,7 @@ class Questions:
     explain: Explainer
     sleep: SleepControl
     weights: WeightsControl
+    adapters: AdaptersControl
 
 
 class AdminService(pb_grpc.AdminServicer):
