@@ -24,6 +24,7 @@ from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
 from router.counters.metrics import ApiMetrics, RouterMetrics
+from router.counters.usage import UsageLog
 from router.leaving import Leaving, connection_age_s
 from router.requests.body_budget import BodyBudget
 from router.requests.frontend import FetchImage, Models, nobody_fetches
@@ -92,6 +93,8 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         closing.push_async_callback(nats.close)
         shared = await _shared(config, router_id, nats, keys, closing)
         models = [await serve_model(*one, shared, closing) for one in zip(each, entries_of(config), files, strict=True)]
+        if config.logging.usage is not None:
+            _log_usage(UsageLog(config.logging.usage, router_id), models, closing)
         siblings = Siblings(nats, router_id, lambda: models[0].view.sharing.others.routers)
         if keys.api is not None:
             await _share_limits(shared.limits, nats, siblings, router_id, closing)
@@ -134,6 +137,12 @@ async def _shared(
     limits, bodies = RateLimits(), BodyBudget(config.router.max_buffered_bytes)
     fetch_image = await _image_fetch(config.router, closing) if config.router.image_hosts else nobody_fetches
     return Shared(router_id, nats, keys, metrics, bodies, limits, SideLane(), fetch_image)
+
+
+def _log_usage(usage: UsageLog, models: Sequence[ServedModel], closing: AsyncExitStack) -> None:
+    closing.callback(usage.close)
+    for one in models:
+        one.view.parts.metrics.usage.log = usage
 
 
 def _exposition(metrics: ApiMetrics, models: Sequence[ServedModel]) -> bytes:

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from baton_proto.placement_words import PLACED
 from baton_proto.routers.router_report import BUCKETS, RouterTotals
 from router.counters.recent import Recent
+from router.counters.usage import Payer, Usage
 from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import (
     BodyTooLargeError,
@@ -99,8 +100,8 @@ class RouterMetrics(ApiMetrics):
         self.recent = Recent()
         self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
         self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # of ended requests
-        self._expose()
+        self.usage = Usage()  # of ended requests
+        self._expose(Payer._fields if of_process else Payer._fields[:-1])  # the model is every line's label there
         self.queue_wait_s = self._distribution("queue_wait", "An attempt's wait for workers", LATENCY_BUCKETS_S)
         self.ttft_s = self._distribution(
             "time_to_first_token", "Arrival to the first token, of each choice", LATENCY_BUCKETS_S
@@ -119,16 +120,23 @@ class RouterMetrics(ApiMetrics):
         """The worker is gone. A request that still streams from it makes it known again, with a handful of bytes."""
         self.flows.pop(worker, None)
 
-    def _expose(self) -> None:
+    def _expose(self, payers: tuple[str, ...]) -> None:
         def counter(name: str, what: str, read: Read, *labels: str) -> None:
             self.counter(f"baton_router_{name}", what, read, *labels)
 
         ended = "Requests that have ended, of those that were not refused at once"
-        counter("prompt_tokens", "Prompt tokens of ended requests", lambda: self.prompt_tokens)
-        counter("cached_tokens", "Prompt tokens that no worker had to compute", lambda: self.cached_tokens)
-        counter("output_tokens", "Output tokens of ended requests", lambda: self.output_tokens)
         counter("requests", ended, _each(self.requests), "outcome")
         counter("placements", "Attempts, by where the prompt runs and why", _each(self.placements), "reason")
+        ran = "Prompt tokens of ended requests that a worker has run"
+        counter("prompt_tokens", ran, lambda: self.usage.of(0, len(payers)), *payers)
+        counter(
+            "cached_tokens",
+            "Prompt tokens that no worker had to compute",
+            lambda: self.usage.of(1, len(payers)),
+            *payers,
+        )
+        counter("output_tokens", "Output tokens of ended requests", lambda: self.usage.of(2, len(payers)), *payers)
+        counter("usage_lines_lost", "Lines of logging.usage not written", lambda: self.usage.lines_lost())
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 
     def _distribution(self, name: str, what: str, buckets: tuple[float, ...]) -> Distribution:

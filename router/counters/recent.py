@@ -44,6 +44,7 @@ class Service:
     kv_bytes: int = 0
     transport: str = ""
     attempts: int = 0
+    started: bool = False  # a worker has computed the prompt
     cached_tokens: int = 0
     output_tokens: int = 0
     accepted_tokens: int = 0  # of the output: they were guessed before they were computed

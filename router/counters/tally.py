@@ -11,6 +11,7 @@ from baton_proto.timeline import Timeline
 from baton_proto.worker import Handoff
 from router.counters.metrics import OUTCOMES, RouterMetrics, first_fit
 from router.counters.recent import Attempt, RecentRequest, Service
+from router.counters.usage import NOBODY, Payer
 from router.placement.assignment import Assignment
 from router.placement.cost import SHORT
 from router.placement.placement import Placement
@@ -21,14 +22,13 @@ log = structlog.get_logger()
 class Tally(Service):
     """One choice of a request, which is a request of its own to the workers."""
 
-    __slots__ = ("_metrics", "_prompt_tokens", "started")
+    __slots__ = ("_metrics", "_prompt_tokens")
 
     def __init__(self, metrics: RouterMetrics, index: int, prompt_tokens: int) -> None:
         now = time.monotonic()
         super().__init__(index, arrived_s=now, first_s=now, last_s=now)
         self._metrics = metrics
         self._prompt_tokens = prompt_tokens
-        self.started = False  # a worker has computed the prompt
         metrics.totals.arrivals += 1
         metrics.totals.input_tokens += prompt_tokens
         metrics.totals.input_tokens_squared += float(prompt_tokens) ** 2
@@ -113,12 +113,11 @@ class Tally(Service):
 class RequestTally(RecentRequest):
     """A request with all its choices. Use `with`: the request has ended when the block is left."""
 
-    __slots__ = ("_metrics",)
+    __slots__ = ("_metrics", "_payer")
 
-    def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int, key: str = "") -> None:
-        """`key`: the name of the caller's."""
-        super().__init__(request_id, prompt_tokens, time.monotonic(), key=key)
-        self._metrics = metrics
+    def __init__(self, metrics: RouterMetrics, request_id: str, prompt_tokens: int, payer: Payer = NOBODY) -> None:
+        super().__init__(request_id, prompt_tokens, time.monotonic(), key=payer.key)
+        self._metrics, self._payer = metrics, payer
         metrics.recent.requests.append(self)
         if metrics.recent.on_request is not None:
             metrics.recent.on_request(self)
@@ -143,10 +142,11 @@ class RequestTally(RecentRequest):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         metrics, self.outcome, self.ended_s = self._metrics, first_fit(error, OUTCOMES), time.monotonic()
         duration_s = self.ended_s - self.arrived_s
+        duration_ms = round(duration_s * 1000, 1)
+        computed = self.prompt_tokens if any(choice.started for choice in self.choices) else 0
+        tokens = computed, self.cached_tokens, self.output_tokens
         metrics.requests[self.outcome] += 1
-        metrics.prompt_tokens += self.prompt_tokens
-        metrics.cached_tokens += self.cached_tokens
-        metrics.output_tokens += self.output_tokens
+        metrics.usage.add(self._payer, self.request_id, self.outcome, tokens, duration_ms)
         metrics.duration_s.observe(duration_s)
         log.info(
             "request ended",
@@ -155,7 +155,7 @@ class RequestTally(RecentRequest):
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
-            duration_ms=round(duration_s * 1000, 1),
+            duration_ms=duration_ms,
             decode=[choice.decode_worker for choice in self.choices],
             prefill=[choice.prefill_worker for choice in self.choices],
             **({"by": self.key} if self.key else {}),

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 from router.counters.tally import RequestTally
+from router.counters.usage import Payer
 from router.requests.choice import Choice, Parts
 from router.requests.frontend import Limits, ModelState
 from router.requests.merge import merge
@@ -54,7 +55,8 @@ class Generator:
         Raises OverloadedError, UnavailableError, DeadlineError, InvalidRequestError (no worker is large enough).
         """
         key = "" if request.account is None else request.account.key
-        with RequestTally(self._parts.metrics, request.request_id, len(request.prompt), key) as tally:
+        payer = Payer(key, request.tenant, request.adapter or self._parts.pool.model)
+        with RequestTally(self._parts.metrics, request.request_id, len(request.prompt), payer) as tally:
             if self._draining:
                 kind = RouterLeavesError if request.cuts else UnavailableError  # an answer goes on at the next router
                 raise kind("the router is draining and takes no new requests")

@@ -112,7 +112,7 @@ class WorkerPool:
         self._by_role: dict[str, _Ready] = {}  # a cache, see _ready
         self._generations: tuple[Generation, ...] | None = None  # a cache, see generations
         self._router_id = router_id
-        self._model = model
+        self.model = model
         self._block_size = block_size
         self._ledger = ledger
         self._key = key
@@ -293,8 +293,8 @@ class WorkerPool:
         task.add_done_callback(self._closing.discard)
 
     def _misfit(self, record: WorkerRecord) -> str:
-        if record.model != self._model:
-            return f"serves model {record.model!r}, this router {self._model!r}"
+        if record.model != self.model:
+            return f"serves model {record.model!r}, this router {self.model!r}"
         if record.block_size != self._block_size:
             return f"has blocks of {record.block_size} tokens, this router counts in {self._block_size}"
         return ""

@@ -29,7 +29,7 @@ def nested(setting: str) -> dict[str, Any]:
     if not equals or not all(names):
         raise ConfigError("--set", f"{setting!r} is not KEY=VALUE such as engine.block_size=32")
     try:
-        value = yaml.safe_load(text)
+        value: Any = text if text == "-" else yaml.safe_load(text)  # which is a list to YAML
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {key}", f"{text!r} is no value: {error}") from error
     for name in reversed(names):

@@ -11,8 +11,10 @@ import msgspec
 from runtime.config.serving import ServingConfig, parse_config
 
 GENERATION_CONFIGS = ("auto", "none")  # what is no folder
+NO_PATHS = (None, "-")  # "-" is stdout
 PATH_KEYS = {
     "nats": ("store_dir", "credentials_file"),
+    "logging": ("usage",),
     "planner": ("journal",),
     "workers": ("python",),
     "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file", "operator_key_file"),
@@ -29,7 +31,7 @@ def absolute(data: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = copy.deepcopy(dict(data))
     for name, keys in PATH_KEYS.items():
         section = functools.reduce(lambda part, key: part.get(key) or {}, name.split("."), result)
-        section |= {key: _absolute(section[key]) for key in keys if section.get(key) is not None}
+        section |= {key: _absolute(section[key]) for key in keys if section.get(key) not in NO_PATHS}
     models = [result, *result.get("models", ())]
     for worker in (worker for one in models for worker in one.get("external_workers", ())):
         worker |= {key: _absolute(worker[key]) for key in ("api_key_file", "ca_file") if worker.get(key) is not None}

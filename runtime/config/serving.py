@@ -325,7 +325,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # starts, drains and flips workers.
     planner: PlannerConfig = PlannerConfig()
 
-    # Logs go to stderr.
+    # Logs go to stderr, and usage where it says.
     logging: LoggingConfig = LoggingConfig()
 
     def __post_init__(self) -> None:

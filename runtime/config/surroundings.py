@@ -60,3 +60,7 @@ class LoggingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: LogLevel = "info"
     # console (key=value, for people) or json (one object per line).
     format: Literal["console", "json"] = "console"
+    # A file to which each router appends a JSON line for each request that has ended: who asked (name of the key,
+    # tenant), the model, and the tokens of the prompt, those of them that were cached, and of the answer. The file may
+    # be moved away at any time. "-": stdout. null: no lines.
+    usage: Text | None = None

@@ -4,6 +4,7 @@ outlives this process, however this one ends."""
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +21,14 @@ from baton.service.logs.log_file import log_tail
 from runtime.end_task import end_tasks
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
-from runtime.processes.serving import BEAT, BEATS_VARIABLE, LOG_VARIABLE, read_ready
+from runtime.processes.serving import BEAT, BEATS_VARIABLE, LOG_VARIABLE, STDOUT, read_ready
+from runtime.sparing import Sparing
 
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
 
 log = structlog.get_logger()
+spare = Sparing(lines=1)
 
 
 class ChildProcess(LocalProcess):
@@ -86,7 +89,7 @@ class ChildProcess(LocalProcess):
         return ""
 
     async def _read_stdout(self, process: asyncio.subprocess.Process, ready: asyncio.Future[Ready]) -> None:
-        """Reads until the child closes it. Lines other than the readiness line go to stderr."""
+        """Reads until the child closes it. JSON lines go to our stdout, others than the readiness line to stderr."""
         assert process.stdout is not None
         pulse, watch = Pulse(process.pid), None
         async for line in process.stdout:
@@ -101,6 +104,8 @@ class ChildProcess(LocalProcess):
                 continue
             if said is not None:
                 ready.set_result(said)
+            elif line.startswith(b"{"):  # of logging.usage
+                _pass_on(line)
             else:
                 sys.stderr.write(f"{self.name}: {line.decode(errors='replace')}")
         returncode = await process.wait()
@@ -126,6 +131,14 @@ def _stderr_target(log_file: Path | None) -> Iterator[IO[bytes] | None]:
         return
     with opened_log(log_file) as stream:
         yield stream
+
+
+def _pass_on(line: bytes) -> None:
+    """A reader that stands still must not stop us: a line that a pipe has no room for is lost."""
+    if select.select([], [STDOUT], [], 0)[1]:
+        os.write(STDOUT, line)
+    else:
+        spare(log.warning, "lines of usage are lost", reason="nobody reads our stdout")
 
 
 def environment(threads: int) -> dict[str, str]:

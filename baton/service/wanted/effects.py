@@ -78,6 +78,7 @@ EFFECTS: Final[Mapping[str, Effect]] = {
     "planner": IN_PLACE,  # the planner begins anew
     "planner.targets": ROUTERS,  # workers read them again
     "logging.level": IN_PLACE,
+    "logging.usage": ROUTERS,
 }
 
 

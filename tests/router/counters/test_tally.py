@@ -10,6 +10,7 @@ import pytest
 from baton_proto.routers.router_report import BUCKETS, bucket_of, percentile_ms
 from router.counters.metrics import OUTCOMES, RouterMetrics
 from router.counters.tally import RequestTally, Tally
+from router.counters.usage import Payer
 from router.placement.assignment import Assignment
 from router.placement.cost import ALONE, SHORT
 from runtime.discovery.worker_key import WorkerKey
@@ -94,20 +95,21 @@ def test_each_way_in_which_a_request_ends_is_an_outcome_that_prometheus_sees(
     tally.__exit__(type(error) if error else None, error, None)
     assert {name: count for name, count in metrics.requests.items() if count} == {outcome: 1}
     assert f'baton_router_requests_total{{outcome="{outcome}"}} 1.0' in metrics.exposition().decode()
-    assert "baton_router_prompt_tokens_total 7.0" in metrics.exposition().decode()
     assert set(metrics.requests) == set(OUTCOMES.values())
 
 
 def test_usage_counts_the_prompt_once_and_the_output_of_all_choices() -> None:
     metrics = RouterMetrics()
-    with RequestTally(metrics, "r", 100) as tally:
+    with RequestTally(metrics, "r", 100, Payer("key-1", "acme", "tiny")) as tally:
         for cached_tokens in (64, 32):
             choice = tally.choice(0)
             choice.attempt()
             choice.prompt_done(assignment().placement, cached_tokens, None)
             choice.output(assignment(), 5)
     assert (tally.cached_tokens, tally.output_tokens) == (32, 10)
-    assert (metrics.prompt_tokens, metrics.cached_tokens, metrics.output_tokens) == (100, 32, 10)
+    text = metrics.exposition().decode()
+    for kind, tokens in (("prompt", 100), ("cached", 32), ("output", 10)):
+        assert f'baton_router_{kind}_tokens_total{{key="key-1",model="tiny",tenant="acme"}} {tokens}.0' in text
 
 
 def test_a_refusal_is_counted_by_its_reason() -> None:

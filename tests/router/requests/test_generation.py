@@ -72,7 +72,7 @@ async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) 
         scraped = router.metrics.exposition().decode()
         assert 'baton_router_requests_total{outcome="completed"} 1.0' in scraped
         assert 'baton_router_placements_total{reason="shipped"} 1.0' in scraped
-        assert "baton_router_output_tokens_total 10.0" in scraped
+        assert 'baton_router_output_tokens_total{key="",model="tiny",tenant=""} 10.0' in scraped
 
 
 async def test_deltas_that_the_router_finds_together_are_one_piece_with_all_they_say(tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtime.config.commented import commented
-from runtime.config.overrides import with_overrides
+from runtime.config.overrides import nested, with_overrides
 from runtime.config.paths import with_absolute_paths
 from runtime.config.serving import (
     AUTO_KEYS,

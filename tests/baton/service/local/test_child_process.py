@@ -38,6 +38,18 @@ async def test_a_child_is_ready_when_it_says_so(tmp_path: Path) -> None:
     assert not child.alive
 
 
+async def test_json_lines_of_a_child_go_to_stdout_as_they_are_and_other_lines_do_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = child_that(tmp_path, READY_LINE, """print('{"key": "key-1"}')""", "print('some other line')")
+    await child.start()
+    await child.wait_ready(10)
+    await child.wait()
+    said = capfd.readouterr()
+    assert said.out == '{"key": "key-1"}\n'
+    assert "child-1: some other line" in said.err
+
+
 async def test_a_child_that_exits_early_fails_at_once_with_its_last_log_lines(tmp_path: Path) -> None:
     child = child_that(tmp_path, "print('the port is taken', file=sys.stderr)", "sys.exit(3)")
     await child.start()
