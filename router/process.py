@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 from starlette.types import ASGIApp
 
+from router.api.batches.service import BatchService
 from router.api.http.server import MAX_CONNECTIONS, HttpServer, serve_http
 from router.api.http.web_pages import WebPages
 from router.api.operators.adapter_endpoints import AdapterEndpoints
@@ -23,6 +24,7 @@ from router.api.responses.shared_store import SharedResponseStore
 from router.api.responses.store import ResponseStore
 from router.api.serving.app import create_app
 from router.api.serving.grpc_api import GrpcApi
+from router.batches.room import Look, beside_others, in_all
 from router.counters.metrics import ApiMetrics, RouterMetrics
 from router.counters.usage import UsageLog
 from router.leaving import Leaving, connection_age_s
@@ -108,8 +110,9 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         shown = WholeMetrics(router_id, own, siblings)
         exposition = own if config.router.replicas == 1 else shown.exposition
         targets = await _scrape_targets(config, models, _scraped_by_https(config, keys, tls))
+        batches = _batches(config, keys, models)
         logins = shared.metrics.logins
-        app = _app(config, keys, models, pages, traces, targets, exposition, logins, store)
+        app = _app(config, keys, models, pages, traces, targets, exposition, logins, store, batches)
         addresses, grpc_api, http_server = await _open_apis(config, keys, tls, models, app, traces, logins, closing)
         for page in pages.values():
             await page.parts.start()
@@ -125,7 +128,10 @@ async def run_router(config: ServingConfig, router_id: str, *, beside: bool = Fa
         print_ready("router", router_id, addresses)
         closing.push_async_callback(end_tasks, asyncio.create_task(beat()))
         log.info("ready", **addresses)
+        batches.start()
+        closing.push_async_callback(batches.close)
         await stop.wait()
+        await batches.close()
         await leaving.drain([one.generator for one in models], grpc_api, http_server)
 
 
@@ -137,6 +143,17 @@ async def _shared(
     limits, bodies = RateLimits(), BodyBudget(config.router.max_buffered_bytes)
     fetch_image = await _image_fetch(config.router, closing) if config.router.image_hosts else nobody_fetches
     return Shared(router_id, nats, keys, metrics, bodies, limits, SideLane(), fetch_image)
+
+
+def _batches(config: ServingConfig, keys: Keys, models: Sequence[ServedModel]) -> BatchService:
+    """Raises ConfigError."""
+
+    def look(one: ServedModel) -> Look:
+        each = min(one.config.router.max_running_per_worker, one.config.engine.max_running)
+        return beside_others(one.view.parts.pool, one.view.ledger, one.view.parts.queue, each)
+
+    room = in_all([look(one) for one in models])
+    return BatchService(Models([one.frontend for one in models]), config.router.batch_folder, keys.api, room)
 
 
 def _log_usage(usage: UsageLog, models: Sequence[ServedModel], closing: AsyncExitStack) -> None:
@@ -185,6 +202,7 @@ def _app(
     exposition: Metrics,
     logins: FailedLogins,
     store: ResponseStore,
+    batches: BatchService,
 ) -> ASGIApp:
     guard, named = OperatorsGuard(keys.operator, logins), Models([one.frontend for one in models])
     questions = {one.frontend.model: one.questions for one in models}
@@ -207,6 +225,7 @@ def _app(
         logins=logins,
         store=store,
         others=[one.frontend for one in models[1:]],
+        batches=batches,
     )
 
 

@@ -12,6 +12,7 @@ from engine.tiers.disk_kv import check_disk_kv, check_folder
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.transports.table import check_choice, choices, offered
 from router.api.wishes.sampling_options import chosen_defaults
+from router.batches.folder import BatchFolder
 from runtime.checkpoint.model_config import served_dtype
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock
@@ -118,6 +119,8 @@ def _check_machine(config: ServingConfig, machines: Machines, beside: int) -> No
         check_disk(config)
     if config.nats.url is None and config.nats.store_dir is not None:
         make_folder(Path(config.nats.store_dir).expanduser(), STORE_KEY)
+    if config.router.batch_folder is not None:
+        BatchFolder(Path(config.router.batch_folder).expanduser())
     if not offered(transport, memory):
         able = [choice for choice in choices() if offered(choice, memory)]
         raise ConfigError("transfer.transport", f"{transport!r} cannot carry KV from here; can: {', '.join(able)}")

@@ -16,6 +16,7 @@ PATH_KEYS = {
     "nats": ("store_dir", "credentials_file"),
     "logging": ("usage",),
     "planner": ("journal",),
+    "router": ("batch_folder",),
     "workers": ("python",),
     "security": ("api_key_file", "tls_cert_file", "tls_key_file", "cluster_key_file", "operator_key_file"),
 }

@@ -97,6 +97,10 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # loses its oldest. NATS keeps them, too, so that each router, and a later one, goes on from all. 0: none are kept,
     # and requests that rely on it are refused.
     response_store_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 1024 * 1024
+    # Folder for /v1/files and /v1/batches, which all routers of the service share: prompts and answers in plain. It is
+    # made when it is missing; one that others may read is refused. Lines of batches have the lowest priority, and half
+    # of what the workers can run at most. null: these paths are refused.
+    batch_folder: Text | None = None
     # How to sample where a request does not say. auto: as the model's generation_config.json says (temperature, top_p,
     # top_k, min_p, repetition_penalty, max_new_tokens), else as OpenAI's API does. none: as OpenAI's API does. A
     # folder: as the generation_config.json in it says.

@@ -48,6 +48,11 @@ class BearerKeys:
                 known = caller
         return known if scheme.lower() == b"bearer" else None
 
+    def named(self, name: str) -> Caller | None:
+        """Whose key has this name; None: there is no such key, or not any more."""
+        self._look()
+        return next((caller for _, caller in self._callers if caller.key == name), None)
+
     def first(self) -> Secret:
         """The key that our own calls show."""
         self._look()

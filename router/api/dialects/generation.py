@@ -41,6 +41,7 @@ TIMEOUT_HEADER = "x-request-timeout-s"  # of the whole answer
 FIRST_TOKEN_HEADER = "x-baton-deadline-ms"  # of the first token: a request that would miss it is refused
 LAST_EVENT_HEADER = "Last-Event-ID"  # of the last event that the client has: the answer goes on behind it
 COMMENT_S: Final = 1.0  # a wake that takes less gets none, and one that fails in less an HTTP status
+PRIORITY: Final = "baton.priority"  # in the scope of a request of the router to itself: it goes before the body's
 EVENT_STREAM = "text/event-stream"  # asked for by clients that read server-sent events by their standard
 
 Items = AsyncGenerator[Piece | Finished, None]
@@ -140,6 +141,7 @@ class GenerationEndpoint:
         return msgspec.structs.replace(
             asked.call,
             request_id=work_id,
+            priority=http.scope.get(PRIORITY, asked.call.priority),
             caller=http.scope.get(CALLER, ANYONE),
             tenant=tenant,
             timeout_s=timeout_s,

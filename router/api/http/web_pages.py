@@ -11,6 +11,8 @@ from router.api.http.json_response import json_response
 from runtime.address import is_loopback
 
 JSON = b"application/json"
+FORM = b"multipart/form-data"
+FORMS_AT = ("/v1/files",)  # a page cannot hide its origin, which is checked as well
 WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 ALL_ORIGINS = "*"
 KEY = "or give the service a key: security.api_key_file"
@@ -74,7 +76,8 @@ def _name(host: str) -> str:
 def _no_json(scope: Scope) -> Refusal | None:
     """Refuses a body that is said to be something else, or nothing: a page sends such without asking first."""
     told = [value for name, value in scope["headers"] if name == b"content-type"]
-    if told and all(kind.partition(b";")[0].strip().lower() == JSON for kind in told):
+    wanted = (JSON, FORM) if scope["path"] in FORMS_AT else (JSON,)
+    if told and all(kind.partition(b";")[0].strip().lower() in wanted for kind in told):
         return None
     if not any(
         name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 "))

@@ -21,6 +21,10 @@ Described = tuple[str, type[Struct], type[Struct]]
 """(summary, body, answer) of a path."""
 GETS = {
     "/v1/responses/{response_id}": "A response that is kept",
+    "/v1/files": "The files that callers have brought, and those of batches",
+    "/v1/files/{id}": "One of them",
+    "/v1/files/{id}/content": "What it holds",
+    "/v1/batches/{id}": "A batch: its state, and how far it is",
     "/v1/models": "The model that is served",
     "/health": "The process lives",
     "/ready": "A request that came now would be served; else status 503",

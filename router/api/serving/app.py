@@ -9,6 +9,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.batches.endpoints import DESCRIBED as BATCHES_DESCRIBED
+from router.api.batches.service import BatchService
 from router.api.dialects.generation import REQUEST_ID_HEADER, GenerationEndpoint
 from router.api.http.connection import KNOWN
 from router.api.http.errors import on_http_exception
@@ -40,24 +42,28 @@ def create_app(
     logins: FailedLogins | None = None,
     store: ResponseStore | None = None,
     others: Sequence[Frontend] = (),
+    batches: BatchService | None = None,
 ) -> ASGIApp:
     """`metrics` returns the text for Prometheus, `targets` the addresses of every process's. With `keys`,
     every path but OPEN_PATHS and those of `operators_routes`, which ask for another one by themselves, asks for one of
     them. `around` is put around the endpoint of each path where text is asked for. `pages` says what web pages may ask;
     None: all. `logins` is told of wrong keys. `store` keeps responses; None: none are kept. `others`: further models.
+    `batches`: files, and the batches of requests in them; None: a router without a folder for them.
 
     Requests for text go straight to their endpoints, which answer their own errors, because each layer between would
     cost time for every event.
     """
     models = Models((frontend, *others))
+    batches = batches or BatchService(models, None, keys, lambda lines: 0.0)
     dialects = spoken(models, store or ResponseStore(0, 0.0))
     endpoints: dict[str, ASGIApp] = {path: GenerationEndpoint(models, each) for path, each in dialects.items()}
     direct = endpoints if around is None else {path: around(path, endpoint) for path, endpoint in endpoints.items()}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-        *openapi_routes(lambda: {**described(), **DESCRIBED}),
         *ServicePages(models, metrics, targets).routes(),
         *TokenizationEndpoints(models).routes(),
+        *openapi_routes(lambda: {**described(), **DESCRIBED, **BATCHES_DESCRIBED}),
+        *batches.routes(),
         *more_routes(dialects),
         *operators_routes,
     ]
@@ -70,6 +76,7 @@ def create_app(
         endpoint: ASGIApp | None = direct.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or rest)(scope, receive, send)
 
+    batches.begin(app, [route.path for route in routes])
     unguarded = (*OPEN_PATHS, *(route.path.partition("{")[0] for route in operators_routes))
     told: ASGIApp = app if keys is None else guarded(app, keys, unguarded, form, logins or FailedLogins())
     if pages is None:

@@ -202,3 +202,10 @@ def test_a_folder_with_the_sampling_parameters_is_found_from_every_folder(
     given = ({"router": {"generation_config": chosen}} for chosen in ("auto", "none", "mine"))
     found = [with_absolute_paths(parse_config(one)).router.generation_config for one in given]
     assert found == ["auto", "none", str(tmp_path / "mine")]
+
+
+def test_usage_and_batches_are_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = with_absolute_paths(parse_config({"router": {"batch_folder": "b"}, "logging": {"usage": "u"}}))
+    assert (found.router.batch_folder, found.logging.usage) == (str(tmp_path / "b"), str(tmp_path / "u"))
+    assert with_absolute_paths(parse_config(nested("logging.usage=-"))).logging.usage == "-"

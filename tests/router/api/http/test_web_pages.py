@@ -89,6 +89,15 @@ def test_a_body_is_said_to_be_json(kind: str | None, taken: bool, length: Header
     assert code(pages, headers(content_length="0"), "POST") is None, "`POST /sleep` has no body"
 
 
+def test_a_file_comes_in_a_form_and_from_no_foreign_page() -> None:
+    pages, form = WebPages("127.0.0.1", (), False, insecure=False), {"content_type": "multipart/form-data; boundary=x"}
+    scope = {"type": "http", "path": "/v1/files", "method": "POST"}
+    assert pages.refusal(scope | {"headers": headers(host=HOST, content_length="2", **form)}) is None
+    foreign = pages.refusal(scope | {"headers": headers(host=HOST, origin="https://evil.example", **form)})
+    assert foreign is not None
+    assert foreign[1].code == "foreign_origin"
+
+
 @pytest.fixture
 async def http(tiny_model: Path) -> AsyncIterator[httpx.AsyncClient]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))

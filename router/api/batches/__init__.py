@@ -1,0 +1,1 @@
+"""OpenAI's files and batches over HTTP; what they do lies in router/batches."""

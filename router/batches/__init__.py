@@ -1,0 +1,1 @@
+"""Requests that wait in files, many to a batch, and run when nobody else needs the workers."""
