@@ -57,9 +57,8 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     http_port: Port = 8000
     # baton.v1.Inference. 0 picks a free port.
     grpc_port: Port = 8001
-    # Routers that `baton up` starts, each a process with a tree of its own. They share both ports: each connection goes
-    # to one of them, and while one that has ended is started again, the others answer. What is said here of a router
-    # holds for each.
+    # Routers that `baton up` starts, each a process with a tree of its own. They share both ports; while one that has
+    # ended is started again, the others answer. What is said here of a router holds for each.
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     # Requests that are admitted and not finished; beyond that the least entitled one is refused with 429 or
     # RESOURCE_EXHAUSTED, and told when to come back. Should be well above what the workers can run. Those that wait go
@@ -73,8 +72,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # deadline does not allow.
     reject_ttft_ms: Weight = 0.0
     # After SIGTERM, seconds for which the router serves on while /ready says 503, gRPC's health NOT_SERVING, and each
-    # answer over HTTP closes its connection: as long as a load balancer takes to notice. After them, and until the
-    # requests in flight have ended, new ones get 503. 0: they do at once, which suits a router alone.
+    # answer over HTTP closes its connection: as long as a load balancer takes to notice. Then new requests get 503.
     drain_window_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     # Seconds that a request waits for a worker to appear when there is none.
     no_worker_timeout_s: Seconds = 5.0
@@ -83,8 +81,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Bytes of all HTTP requests that are in memory at once: bodies, and what is decoded of them until they are tokens;
     # the first 64 KiB of each do not count. Beyond it a long body is refused with 503. A tenant holds at most three
     # times what is free, so that one alone takes three quarters and none takes all. As many bytes again are for gRPC
-    # messages, until they are decoded: that many of the largest size are read at once, and beyond it one that takes
-    # longer than a second is refused.
+    # messages, until they are decoded; beyond it one that takes longer than a second is refused.
     max_buffered_bytes: Positive = 256 * 1024 * 1024
     # Hosts from which the router fetches images that requests have by address: HOST, or HOST:PORT for another port than
     # 80 and 443. *.DOMAIN, and * for all, mean public addresses alone; inside a network a host must be named itself.
@@ -112,8 +109,7 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # or harmony (gpt-oss). auto: as its chat template and its tokens say; hermes where the template knows no tools,
     # which the prompt then tells as text. none: requests with tools are refused.
     tool_parser: ToolParser = "auto"
-    # How it marks its reasoning, which answers tell apart: think (<think>), mistral ([THINK]) or harmony (its
-    # channels). none: it is text.
+    # How it marks reasoning, which answers tell apart: think (<think>), mistral ([THINK]) or harmony. none: it is text.
     reasoning_parser: ReasoningParser = "auto"
     # Control tokens of the model, such as <|im_end|>, that are spelled out in a chat's messages or tools. false: they
     # are read as the characters that they are, so no text of a user or of a tool can end its turn and forge another.
