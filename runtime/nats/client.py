@@ -88,7 +88,8 @@ class NatsClient:
         self.problem = "no answer"  # of the last attempt to connect
         self._closing = False
         self._servers = 1  # that we were told of
-        self._refused = asyncio.Event()  # by the server, at the first connect
+        self._refusals = 0  # by the server, at the first connect
+        self._refused = asyncio.Event()
         self._requests: set[asyncio.Future[Any]] = set()
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
@@ -286,7 +287,10 @@ class NatsClient:
         self.problem = str(error) or type(error).__name__
         log.debug("nats", client=self.name, error=self.problem)
         if "authorization violation" in str(error).lower():
-            self._refused.set()
+            # A server that reads its configuration again refuses whoever comes at that moment.
+            self._refusals += 1
+            if self._refusals > 1:
+                self._refused.set()
 
     async def _disconnected(self) -> None:
         if self._closing or not self.connected:
@@ -319,7 +323,8 @@ async def connect(
     url: str, name: str, namespace: str = "default", timeout_s: float | None = None, login: NatsLogin = NO_LOGIN
 ) -> NatsClient:
     """Waits for the server, at most `timeout_s` (None: as long as it takes). A login in the URL takes precedence over
-    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server refuses the login."""
+    `login`. Raises UnavailableError when the time is up, UnauthorizedError when the server refuses the login
+    twice."""
     shown, in_url = split_url(url)
     client = NatsClient(name, namespace)
     connecting = asyncio.ensure_future(client._connect(shown, in_url or login))

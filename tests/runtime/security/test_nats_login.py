@@ -1,5 +1,7 @@
 """Real NATS servers that ask for a login, and what becomes of who has none."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,6 +45,35 @@ async def test_a_login_in_the_url_is_taken_too(server: NatsServer) -> None:
 async def test_who_is_refused_hears_it_at_once_and_what_to_do(server: NatsServer, login: NatsLogin) -> None:
     with pytest.raises(UnauthorizedError, match=f"NATS at {server.url} refuses us: .*BATON_CLUSTER_KEY"):
         await connect(server.url, "test", login=login)
+
+
+async def test_one_refusal_as_of_a_server_that_reads_its_configuration_again_is_not_final(server: NatsServer) -> None:
+    refusals = 0
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(4096):
+                writer.write(data)
+
+    async def door(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refusals
+        inner, outer = await asyncio.open_connection(server.host, server.port)
+        if refusals == 0:
+            refusals += 1
+            writer.write(await inner.readline())
+            await reader.readline()  # its login
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            writer.close()
+            outer.close()
+        else:
+            await asyncio.gather(forward(reader, outer), forward(inner, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(door, "127.0.0.1", 0) as listening:
+        host, port = listening.sockets[0].getsockname()
+        client = await connect(f"nats://{host}:{port}", "test", timeout_s=60, login=LOGIN)
+        await client.flush()
+        await client.close()
+    assert refusals == 1
 
 
 async def test_a_refusal_does_not_show_the_login(server: NatsServer) -> None:
