@@ -2,12 +2,14 @@
 
     python -m benchmarks.disaggregation --model 8b [--section ttft,prefill] [--out FOLDER]     (two GPUs)
     python -m benchmarks.disaggregation --model 0.6b --section ttft --prompts 8192 --vllm PYTHON     (on one GPU)
+    python -m benchmarks.disaggregation --servers FILE --folder MODEL --section ttft     (vLLM servers that run already)
     python -m benchmarks.disaggregation --model tiny --prompts 256,512 --load-prompt 256      (on a CPU: does it run)
 
 `ttft`: one request at a time; the TTFT through a prefill and a decode worker minus the TTFT through a worker that does
 both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships nothing.
 Prompts are random token ids, and none is sent twice; weights are random. `--vllm`: workers with vLLM, by the
-interpreter that has it. What splitting gains under load is in whole_system.
+interpreter that has it. `--servers`: a prefill and a decode server as a list in YAML, entries of `external_workers`,
+and the folder that they serve. What splitting gains under load is in whole_system.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +32,7 @@ from baton_proto.generated import inference_pb2 as pb
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
+from runtime.calls.answer import Piece
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
@@ -57,7 +61,7 @@ class Load:
         """A prefill worker, if there is one, runs all prompts."""
         arguments = self.arguments
         longest = max(*arguments.prompts, arguments.load_prompt) + 64
-        changes: dict[str, dict[str, Any]] = {
+        changes: dict[str, Any] = {
             "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},
             "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0},
             "engine": {
@@ -71,6 +75,12 @@ class Load:
         if arguments.vllm:
             changes["workers"] |= {"engine": "vllm", "python": arguments.vllm}
             changes["engine"]["kv_memory"] = VLLM_KV  # vLLM measures what is free while others take it
+        if arguments.servers:
+            changes["workers"] |= {"prefill": 0, "decode": 0}
+            both = yaml.safe_load(arguments.servers.read_text())
+            servers = both if prefill else [both[-1] | {"role": "both"}]
+            changes |= {"external_workers": servers}
+            changes["engine"] = {"block_size": arguments.block_size}
         config = with_overrides(ServingConfig(model=self._model), changes, "benchmark")
         with tempfile.TemporaryDirectory() as logs:
             supervisor = Supervisor(config, log_dir=Path(logs))
@@ -91,7 +101,7 @@ class Load:
         timing = Timing()
         begin_s = time.perf_counter()
 
-        def on_piece(piece: pb.Piece) -> None:
+        def on_piece(piece: Piece) -> None:
             if piece.token_ids and not timing.output_tokens:
                 timing.ttft_s = time.perf_counter() - begin_s
             timing.output_tokens += len(piece.token_ids)
@@ -104,7 +114,7 @@ class Load:
 
     def goal_ms(self, together_ms: float) -> float:
         """What a shipped prompt may take longer."""
-        return 5 + 0.02 * together_ms if self.arguments.vllm else 2 + 0.01 * together_ms
+        return 5 + 0.02 * together_ms if self.arguments.vllm or self.arguments.servers else 2 + 0.01 * together_ms
 
     async def closed(self, client: Client, prompt: int, output: int, requests: int, concurrency: int) -> float:
         """Requests per second while a constant number of them is in flight."""
@@ -185,11 +195,13 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--vllm", metavar="PYTHON", help="workers with vLLM, which this interpreter has")
+    parser.add_argument("--servers", type=Path, metavar="FILE", help="vLLM servers, apart and the decode server alone")
+    parser.add_argument("--folder", help="the model of the servers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the result")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        model = str(write_model(Path(scratch) / "model", arguments.model))
+        model = arguments.folder or str(write_model(Path(scratch) / "model", arguments.model))
         load = Load(model, arguments)
         measured = Results(load, arguments.section.split(","))
         asyncio.run(measured.measure())
@@ -199,8 +211,9 @@ def main() -> None:
     if arguments.out is not None:
         settings = {key: str(value) for key, value in vars(arguments).items()}
         document = {"benchmark": "disaggregation", **describe(), "settings": settings, "results": rows}
+        kind = "-servers" if arguments.servers else "-vllm" * bool(arguments.vllm)
         write_result(
-            arguments.out / f"disaggregation-{arguments.model}{'-vllm' * bool(arguments.vllm)}-{'-'.join(rows)}.json",
+            arguments.out / f"disaggregation-{arguments.model}{kind}-{'-'.join(rows)}.json",
             document,
         )
 

@@ -1,16 +1,17 @@
 """What guesses of next tokens gain where a text repeats itself, and cost where it does not: one answer at a time.
 
-    python -m benchmarks.drafts [--model smollm2] [--tokens 192] [--rounds 3] [--json FILE]
+    python -m benchmarks.drafts [--model smollm2] [--device cuda] [--tokens 192] [--rounds 3] [--json FILE]
 
-Two engines with one model on a CPU, one with drafts and one without, answer each prompt in turns; their tokens must be
-equal. The figure is CPU time of one thread without drafts over that with drafts, of the best round of each, because
-other programs use the machine, too. `copied`: code and text that the answer says again; `told`: stories at temperature
-1, which say little twice. Ends with 1 when a goal is missed or an answer differs.
+Two engines with one model, one with drafts and one without, answer each prompt in turns; their tokens must be equal.
+The figure is the time without drafts over that with drafts, of the best round of each; on a CPU the CPU time of one
+thread, because other programs use the machine, too. `copied`: code and text that the answer says again; `told`: stories
+at temperature 1, which say little twice. Ends with 1 when a goal is missed or an answer differs.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ CASES = (
 
 class Run(NamedTuple):
     tokens: list[int]
-    cpu_s: float  # of its decodes
+    decode_s: float
     accepted: int
 
 
@@ -80,39 +81,43 @@ def engine_of(files: ModelFiles, model: LoadedModel, *, drafts: bool) -> Engine:
     )
 
 
-def answer(engine: Engine, prompt: list[int], sampling: SamplingParams) -> Run:
+def answer(engine: Engine, prompt: list[int], sampling: SamplingParams, clock: Callable[[], float]) -> Run:
     sequence = Sequence("r", list(prompt), len(prompt), sampling)
     engine.clear_cache()
     engine.add(sequence)
     tokens: list[int] = []
     while not tokens:
         tokens += [token for output in engine.step().outputs for token in output.token_ids]
-    began_s = time.process_time()
+    began_s = clock()
     while engine.has_work:
         tokens += [token for output in engine.step().outputs for token in output.token_ids]
-    return Run(tokens, time.process_time() - began_s, sequence.num_accepted_tokens)
+    return Run(tokens, clock() - began_s, sequence.num_accepted_tokens)
 
 
-def measure(engines: dict[bool, Engine], prompt: list[int], sampling: SamplingParams, rounds: int) -> dict[bool, Run]:
+def measure(
+    engines: dict[bool, Engine], prompt: list[int], sampling: SamplingParams, rounds: int, clock: Callable[[], float]
+) -> dict[bool, Run]:
     """The best round of each engine, by turns."""
     best: dict[bool, Run] = {}
     for _ in range(rounds):
         for drafts, engine in engines.items():
-            run = answer(engine, prompt, sampling)
-            best[drafts] = min(run, best.get(drafts, run), key=lambda one: one.cpu_s)
+            run = answer(engine, prompt, sampling, clock)
+            best[drafts] = min(run, best.get(drafts, run), key=lambda one: one.decode_s)
     return best
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     files = resolve_model(arguments.model)
     tokenizer = Tokenizer.from_file(str(files.folder / "tokenizer.json"))
-    model = load_model(files, EngineConfig(device="cpu", kv_memory="256MiB", threads=1))
+    model = load_model(files, EngineConfig(device=arguments.device, kv_memory="256MiB", threads=1))
+    clock = time.perf_counter if arguments.device == "cuda" else time.process_time
     engines = {drafts: engine_of(files, model, drafts=drafts) for drafts in (False, True)}
     table = Table("text", "tokens", "ms a token", "with drafts", "times as fast", "accepted", "equal")
     rows: list[dict[str, Any]] = []
@@ -122,14 +127,14 @@ def main() -> int:
         sampling = SamplingParams(
             max_tokens=arguments.tokens, temperature=case.temperature, seed=1, ignore_eos=case.kind == "told"
         )
-        best = measure(engines, prompt, sampling, arguments.rounds)
+        best = measure(engines, prompt, sampling, arguments.rounds, clock)
         plain, drafted = best[False], best[True]
-        ratio, equal = plain.cpu_s / drafted.cpu_s, plain.tokens == drafted.tokens
+        ratio, equal = plain.decode_s / drafted.decode_s, plain.tokens == drafted.tokens
         count = len(plain.tokens)
-        ms = [f"{run.cpu_s * 1e3 / count:.1f}" for run in (plain, drafted)]
+        ms = [f"{run.decode_s * 1e3 / count:.1f}" for run in (plain, drafted)]
         table.add_row(f"{case.kind}: {case.name}", str(count), *ms, f"{ratio:.2f}", str(drafted.accepted), str(equal))
         rows.append({"kind": case.kind, "name": case.name, "tokens": count, "accepted": drafted.accepted})
-        rows[-1] |= {"plain_s": plain.cpu_s, "drafted_s": drafted.cpu_s, "ratio": ratio, "equal": equal}
+        rows[-1] |= {"plain_s": plain.decode_s, "drafted_s": drafted.decode_s, "ratio": ratio, "equal": equal}
     Console().print(table)
     means = {
         kind: sum(row["plain_s"] for row in rows if row["kind"] == kind)
@@ -138,7 +143,10 @@ def main() -> int:
     }
     print(", ".join(f"{kind}: {value:.2f} (goal {GOALS[kind]})" for kind, value in means.items()))
     if arguments.json:
-        write_result(arguments.json, {**describe(), "model": arguments.model, "cases": rows, "ratios": means})
+        write_result(
+            arguments.json,
+            {**describe(), "model": arguments.model, "device": arguments.device, "cases": rows, "ratios": means},
+        )
     missed = any(means[kind] < goal for kind, goal in GOALS.items())
     return 1 if missed or not all(row["equal"] for row in rows) else 0
 
