@@ -41,6 +41,7 @@ from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of
 from runtime.errors import ConfigError
+from tests.tiny_families import write_family
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 
 DEVICE = torch.device("cuda", 0)
@@ -63,6 +64,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "llama3-rope": {"architecture": "llama", "head_dim": 64, "rope_theta": 5e5, "rope_scaling": LLAMA3},
 }
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256},
+    "gemma3": {"head_dim": 256},
+    "gpt-oss": {"head_dim": 64},
+    "qwen3moe": {"head_dim": 128},
+    "phi3, windows and part of a head rotated": {"head_dim": 128},
+}
+"""Of tests.tiny_families, with keys of config.json."""
 Row = tuple[str, str, bool, str]  # section, case, whether it passed, what was found
 
 
@@ -70,7 +79,10 @@ Row = tuple[str, str, bool, str]  # section, case, whether it passed, what was f
 
 
 def write_model(folder: Path, name: str, seed: int) -> ModelFiles:
-    return resolve_model(str(write_tiny_model(folder / f"{name}-{seed}", seed=seed, **MODELS[name])))
+    own = folder / f"{name}-{seed}"
+    if name in FAMILIES:
+        return resolve_model(str(write_family(own, name, seed, **FAMILIES[name])))
+    return resolve_model(str(write_tiny_model(own, seed=seed, **MODELS[name])))
 
 
 def reference(files: ModelFiles, dtype: torch.dtype) -> Any:
@@ -155,6 +167,8 @@ def _cases(function: Any) -> Iterator[dict[str, Any]]:
     """The parameters that pytest.mark.parametrize set, combined as pytest combines them."""
     axes = []
     for mark in getattr(function, "pytestmark", []):
+        if getattr(mark, "name", "parametrize") != "parametrize":
+            continue
         names = mark.args[0] if isinstance(mark.args[0], list | tuple) else [n.strip() for n in mark.args[0].split(",")]
         single = len(names) == 1
         axes.append([dict(zip(names, (value,) if single else value, strict=True)) for value in mark.args[1]])
@@ -163,12 +177,12 @@ def _cases(function: Any) -> Iterator[dict[str, Any]]:
 
 
 def _stand_in_for_pytest() -> None:
-    """Stands in for pytest, which a GPU machine may lack: test modules need only its `parametrize`."""
+    """Stands in for pytest, which a GPU machine may lack: of its marks, test modules need only `parametrize`."""
     try:
         importlib.import_module("pytest")
     except ModuleNotFoundError:
 
-        def parametrize(*args: Any) -> Callable[[Any], Any]:
+        def parametrize(*args: Any, ids: Any = None) -> Callable[[Any], Any]:
             def mark(function: Any) -> Any:
                 function.pytestmark = [*getattr(function, "pytestmark", []), types.SimpleNamespace(args=args)]
                 return function
@@ -176,7 +190,8 @@ def _stand_in_for_pytest() -> None:
             return mark
 
         stand_in = types.ModuleType("pytest")
-        stand_in.mark = types.SimpleNamespace(parametrize=parametrize)  # type: ignore[attr-defined]
+        others = {"slow": None, "filterwarnings": lambda _: lambda function: function}
+        stand_in.mark = types.SimpleNamespace(parametrize=parametrize, **others)  # type: ignore[attr-defined]
         sys.modules["pytest"] = stand_in
 
 
@@ -198,8 +213,8 @@ def run_layers(
         shape = runner._buffer.shape(batch)
         runner._buffer.upload(runner._buffer.pack(batch, shape, {}))
         inputs = runner._buffer.view(shape)
-        alike = [LayerAttention(runner._attention, inputs)] * len(model.layers)
-        attend = StepAttention(alike, runner._slab, size if size > 1 else 0, None)
+        bound = [LayerAttention(attention, inputs) for attention in runner._attentions]
+        attend = StepAttention(bound, runner._slab, size if size > 1 else 0, None)
         hidden = model.embed(inputs.token_ids)
         for index, layer in enumerate(model.layers):
             layer.forward(hidden, attend)
@@ -212,7 +227,8 @@ def run_layers(
 
 
 def layers(source: random.Random, folder: Path) -> Iterator[Row]:
-    for name, block_size in (("qwen3", 16), ("qwen3-tied", 64), ("llama", 32), ("llama3-rope", 128)):
+    dense = (("qwen3", 16), ("qwen3-tied", 64), ("llama", 32), ("llama3-rope", 128))
+    for name, block_size in (*dense, *((name, 64) for name in FAMILIES)):
         files = write_model(folder, name, source.randrange(10**6))
         model = reference(files, torch.float32)
         runner, _ = build(files, block_size=block_size, graphs=False, max_batch_tokens=512)
@@ -243,7 +259,7 @@ SMALL_POOL, LARGE_POOL = 1024, 65536  # tokens
 
 
 def greedy(source: random.Random, folder: Path) -> Iterator[Row]:
-    for name, block_size in (("qwen3", 16), ("llama3-rope", 32)):
+    for name, block_size in (("qwen3", 16), ("llama3-rope", 32), ("gemma3", 64), ("gpt-oss", 64), ("qwen3moe", 32)):
         files = write_model(folder, name, source.randrange(10**6))
         model = reference(files, torch.float32)
         shared = [source.randrange(VOCAB_SIZE) for _ in range(200)]
@@ -320,7 +336,7 @@ def bfloat16(source: random.Random, folder: Path) -> Iterator[Row]:
     for flash in (False, True):
         if flash and not flash_is_available(DEVICE, torch.bfloat16):
             continue
-        for name in ("qwen3", "llama"):
+        for name in ("qwen3", "llama", *(() if flash else FAMILIES)):
             files = write_model(folder, name, source.randrange(10**6))
             tokens = [source.randrange(VOCAB_SIZE) for _ in range(400)]
             ids = torch.tensor([tokens], device=DEVICE)

@@ -24,11 +24,13 @@ from torch import Tensor
 from benchmarks.machine import describe, measure_ceilings, write_result
 from engine.kernels import (
     decode_attention as decode_kernel,
+    decode_pieces,
     prefill_attention as prefill_kernel,
     rotate_store as rotate_kernel,
     small_linear as small_kernel,
 )
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch, equal_shares, longest_first
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch
+from engine.kernels.decode_pieces import FEW_ROWS, equal_shares, longest_first
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import Rotation, rotate_store
@@ -83,7 +85,7 @@ def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
 
 def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    few = len(lengths) <= decode_kernel.FEW_ROWS
+    few = len(lengths) <= FEW_ROWS
     sizes = np.array(lengths)
     pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
     columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
@@ -126,7 +128,7 @@ def decode() -> list[Result]:
 def _time_decode(
     heads: int, kv_heads: int, lengths: list[int], block_size: int, tile: int, warps: int, stages: int, programs: int
 ) -> Result:
-    decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = tile, warps, stages
+    decode_pieces.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = tile, warps, stages
     plan, num_blocks = _decode_plan(lengths, block_size, programs)
     kv_bytes = sum(lengths) * kv_heads * 2 * 128 * 2
     layers = max(2, min(28, int(3e9 // kv_bytes)), -(-200_000_000 // kv_bytes))
@@ -135,7 +137,7 @@ def _time_decode(
     scratch = DecodeScratch.allocate(len(lengths), programs, heads, kv_heads, 128, DEVICE)
     calls = [partial(decode_kernel.decode_attention, queries, cache, plan, scratch) for cache in slab]
     spent = seconds(calls)
-    decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = _DEFAULTS
+    decode_pieces.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES = _DEFAULTS
     return {
         "config": f"tile {tile} warps {warps} stages {stages} programs {programs}",
         "us": spent * 1e6,
@@ -143,7 +145,7 @@ def _time_decode(
     }
 
 
-_DEFAULTS = (decode_kernel.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES)
+_DEFAULTS = (decode_pieces.TILE, decode_kernel.NUM_WARPS, decode_kernel.NUM_STAGES)
 
 
 def prefill() -> list[Result]:

@@ -11,13 +11,14 @@ from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.flash_attention import FlashAttention
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.step_inputs import StepBuffer
-from engine.cuda.triton_attention import TritonAttention
+from engine.cuda.triton_attention import Angles, TritonAttention
 from engine.cuda.triton_operations import TritonOperations
 from engine.kernels.decode_attention import DecodeScratch
 from engine.kernels.prefill_attention import query_tile
+from engine.kernels.scores import Scores
+from engine.model.families.llama import Llama
 from engine.model.families.registry import MODELS
 from engine.model.operations import Operations
-from engine.model.rope import RotaryEmbedding
 from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
 from engine.parallel.peer_push import make_peer_push
@@ -70,19 +71,38 @@ def build_cuda_runner(
     scratch = DecodeScratch.allocate(
         max_rows, programs_at_once, config.num_heads, config.num_kv_heads, config.head_dim, device
     )
-    attention_type = FlashAttention if flash else TritonAttention
-    attention = attention_type(RotaryEmbedding(config.rope, device).table(max_model_len), scratch)
+    attentions = _attentions(model, scratch, max_model_len, device, flash=flash)
     buffer = StepBuffer(
         max_tokens=max_batch_tokens,
         table_words=max_running * -(-max_model_len // block_size),
         block_size=block_size,
         programs_at_once=programs_at_once,
         query_tile=query_tile(slab.dtype),
-        table_from=attention.table_from,
+        table_from=attentions[0].table_from,
+        window=max(config.windows, default=0),
         device=device,
     )
     masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts
-    return CudaRunner(model, attention, slab, sampled, buffer, masks, Sampler(eos_token_ids), max_rows, collective)
+    return CudaRunner(model, attentions, slab, sampled, buffer, masks, Sampler(eos_token_ids), max_rows, collective)
+
+
+def _attentions(
+    model: Llama, scratch: DecodeScratch, num_positions: int, device: torch.device, *, flash: bool
+) -> list[TritonAttention]:
+    """Of each layer. Invariant: layers with a window have the same."""
+    config, kind = model.config, FlashAttention if flash else TritonAttention
+    angles = {
+        rope: Angles.of(rope, num_positions, config.head_dim, device)
+        for rope in {config.rope_of(layer) for layer in range(config.num_layers)}
+    }
+    return [
+        kind(
+            angles[config.rope_of(layer.index)],
+            scratch,
+            Scores(config.window(layer.index), config.attention_softcap, layer.sinks),
+        )
+        for layer in model.layers
+    ]
 
 
 @dataclass(frozen=True, slots=True)

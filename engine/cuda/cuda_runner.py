@@ -19,7 +19,7 @@ from engine.cuda.decode_graphs import LARGEST_GRAPH, DecodeGraphs
 from engine.cuda.graph_recorder import GraphRecorder
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.prompt_graphs import PromptGraphs, without_graphs
-from engine.cuda.repeated_attention import RepeatedAttention, layer_addresses
+from engine.cuda.repeated_attention import LayerAddresses, RepeatedAttention, layer_addresses
 from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
 from engine.kernels.copy_words import copy_words
@@ -81,7 +81,7 @@ class CudaRunner:
     def __init__(
         self,
         model: Llama,
-        attention: TritonAttention,
+        attentions: Run[TritonAttention],
         slab: Tensor,
         sampled: Tensor,
         buffer: StepBuffer,
@@ -90,11 +90,12 @@ class CudaRunner:
         max_rows: int,
         collective: Collective | None = None,
     ) -> None:
-        """sampled: int32 [most tokens of a step], the tokens that a step samples; the model's `embed` reads it."""
+        """attentions: of each layer. sampled: int32 [most tokens of a step], the tokens that a step samples; the
+        model's `embed` reads it."""
         self.tell: Callable[[DeviceStep | DeviceDraw], object] | None = None  # called before it runs here
         self.num_layers = model.config.num_layers
         self._model = model
-        self._attention = attention
+        self._attentions = attentions
         self._slab = slab
         self._sampled = sampled
         self._buffer = buffer
@@ -113,7 +114,7 @@ class CudaRunner:
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
-        self._addresses: list[dict[int, int]] = []  # of the layers' caches and norms
+        self._addresses: list[LayerAddresses] = []
         self._logits = torch.empty(0)  # of the last graph that ran
         self._followed: tuple[StepShape, Tensor | None] | None = None  # the step that a DeviceDraw follows
         self._max_rows = max_rows
@@ -260,7 +261,7 @@ class CudaRunner:
         to the slab's first block. Invariant: no sequence reads a slot that it has not written."""
         num_tokens = 2 * self._slab.shape[4]
         while num_tokens <= len(self._sampled):
-            length = min(num_tokens, self._attention.num_positions)
+            length = min(num_tokens, self._attentions[0].num_positions)
             self._run_prompts(min(self._max_rows, num_tokens // length), length)
             num_tokens *= 2
             torch.cuda.synchronize()  # because the buffers of the host take turns
@@ -282,10 +283,10 @@ class CudaRunner:
         """Hidden states of all tokens, and logits of the sampled rows, None when there are none; `sampled` gets their
         tokens."""
         graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
-        layers = [LayerAttention(self._attention, inputs)] * len(self._model.layers)
+        layers = [LayerAttention(attention, inputs) for attention in self._attentions]
         attend = StepAttention(layers, self._slab, num_prefill_tokens, layer_done, moves)
         if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
-            mixed, whole = graphs.mixed(num_tokens), self._attention.is_repeatable(inputs.shape)
+            mixed, whole = graphs.mixed(num_tokens), self._attentions[0].is_repeatable(inputs.shape)
             hidden = graphs.forward(inputs.token_ids, RepeatedAttention(attend, mixed, self._addresses, whole=whole))
         else:
             hidden = self._model.forward(inputs.token_ids, attend)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.kernels.copy_words import copy_words
-from engine.kernels.decode_attention import DecodePlan, num_programs, plan_pieces
+from engine.kernels.decode_attention import DecodePlan
+from engine.kernels.decode_pieces import num_programs, plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
-from engine.runners.step_shape import StepShape
+from engine.runners.step_shape import WINDOW, StepShape
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import PENDING, Sequence
 from runtime.config.step_times import token_pairs
@@ -62,6 +63,7 @@ class StepInputs:
     output_positions: Tensor  # [samples]
     seeds: Tensor  # [samples, 2]
     decode: DecodePlan
+    window_decode: DecodePlan | None  # of layers with a window, where there are some
     prefill: PrefillPlan
     chunk_ends: Tensor  # [chunks], number of tokens that a chunk's last query sees
     cumulative_lengths: Tensor  # [chunks + 1]
@@ -79,10 +81,12 @@ class StepBuffer:
         programs_at_once: int,
         query_tile: int,
         table_from: float,
+        window: int,
         device: torch.device,
     ) -> None:
         """table_words: room for the block tables of one step, of all sequences together. table_from: as in
-        `TritonAttention`."""
+        `TritonAttention`. window: of the layers that have one; 0: none has."""
+        self._window = window
         self._max_tokens = max_tokens
         self._block_size = block_size
         self._programs_at_once = programs_at_once
@@ -110,6 +114,7 @@ class StepBuffer:
             samples=self._padded_samples(sum(item.num_samples for item in batch.items)),
             pages=pages,
             longest_chunk=int(lengths.max()) if chunks else 0,
+            has_windows=self._window > 0,
         )
 
     def _padded_samples(self, samples: int) -> int:
@@ -119,7 +124,8 @@ class StepBuffer:
     def decode_shape(self, rows: int) -> StepShape:
         """The shape of a graph for that many decodes."""
         at_once = self._programs_at_once
-        return StepShape(rows, rows, num_programs(rows, at_once), rows + at_once, 0, 0, rows)
+        programs = num_programs(rows, at_once)
+        return StepShape(rows, rows, programs, rows + at_once, 0, 0, rows, has_windows=self._window > 0)
 
     def view(self, shape: StepShape) -> StepInputs:
         layout = _layout(shape)
@@ -128,6 +134,11 @@ class StepBuffer:
             return self._device[layout.places[name]]
 
         flat = self._device[layout.tables :]
+
+        def decode(prefix: str) -> DecodePlan:
+            pieces = {name: at(prefix + name) for name in _PIECE_FIELDS}
+            return DecodePlan(**pieces, table_start=at("decode_table"), tables=flat)
+
         return StepInputs(
             shape=shape,
             token_ids=at("token_ids"),
@@ -137,9 +148,8 @@ class StepBuffer:
             temperatures=at("temperatures").view(torch.float32),
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
-            decode=DecodePlan(
-                **{name: at(name) for name in _PIECE_FIELDS}, table_start=at("decode_table"), tables=flat
-            ),
+            decode=decode(""),
+            window_decode=decode(WINDOW) if shape.has_windows else None,
             prefill=PrefillPlan(
                 **{name: at(name) for name in _CHUNK_FIELDS}, table_start=at("prefill_table"), tables=flat
             ),
@@ -200,9 +210,10 @@ class StepBuffer:
         self._put_samples(put, items, begins + counts)
         num_chunks = len(batch.chunks)
         if batch.decode:
-            pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once)
-            for name in _PIECE_FIELDS:
-                put(name, getattr(pieces, name))
+            for prefix, window in (("", 0), (WINDOW, self._window))[: 1 + shape.has_windows]:
+                pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once, window)
+                for name in _PIECE_FIELDS:
+                    put(prefix + name, getattr(pieces, name))
             put("decode_table", first_blocks[num_chunks:])
         if batch.chunks:
             lengths = counts[:num_chunks]

@@ -1,27 +1,50 @@
 """Attention with Baton's own Triton kernels: on CUDA, and in tests on a CPU through Triton's interpreter."""
 
+from dataclasses import dataclass
 from math import inf
 
+import torch
 from torch import Tensor
 
 from engine.cuda.step_inputs import StepInputs
-from engine.kernels.decode_attention import FEW_ROWS, DecodeScratch, decode_attention
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from engine.kernels.decode_pieces import FEW_ROWS
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import Rotation, rotate_store
+from engine.kernels.scores import Scores
 from engine.model.attention import HeadNorms
+from engine.model.rope import RotaryEmbedding
 from engine.runners.step_shape import StepShape
+from runtime.checkpoint.rope_config import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Of layers that are rotated alike, for every position of a sequence."""
+
+    table: Tensor  # float32 [positions, dim]: RotaryEmbedding.table
+    query_scales: Tensor | None = None  # float32 [positions]
+
+    @classmethod
+    def of(cls, rope: Rope | None, num_positions: int, head_dim: int, device: torch.device) -> "Angles":
+        """rope: None: heads are not rotated, which is a rotation by zero."""
+        if rope is None:
+            halves = torch.ones(num_positions, head_dim // 2, device=device)
+            return cls(torch.cat((halves, torch.zeros_like(halves)), dim=-1))
+        rotary = RotaryEmbedding(rope, device)
+        return cls(rotary.table(num_positions), rotary.query_scale_table(num_positions))
 
 
 class TritonAttention:
-    """Implements `engine.model.attention.Attention`."""
+    """Implements `engine.model.attention.Attention`, of one layer or of several that attend alike."""
 
     table_from = inf  # pairs of a query and a key it sees from which on a step's chunks have one page table
 
-    def __init__(self, angles: Tensor, scratch: DecodeScratch) -> None:
-        """`angles`: RotaryEmbedding.table, float32 [positions, head_dim], for every position of a sequence."""
-        self.num_positions = len(angles)
+    def __init__(self, angles: Angles, scratch: DecodeScratch, scores: Scores) -> None:
+        self.num_positions = len(angles.table)
         self._angles = angles
         self._scratch = scratch
+        self._scores = scores
 
     def is_repeatable(self, shape: StepShape) -> bool:
         """Whether QuickLaunch makes all launches of such a step, so that NotedLaunches has them."""
@@ -34,16 +57,27 @@ class TritonAttention:
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs
     ) -> Tensor:
         if len(qkv) > FEW_ROWS:
-            queries = self.store(qkv, norms, layer_cache, metadata)
-            return decode_attention(queries, layer_cache, metadata.decode, self._scratch)
-        return decode_attention(qkv, layer_cache, metadata.decode, self._scratch, self._rotation(norms, metadata))
+            queries, rotation = self.store(qkv, norms, layer_cache, metadata), None
+        else:
+            queries, rotation = qkv, self._rotation(norms, metadata)
+        plan = self._decode_plan(metadata)
+        return decode_attention(queries, layer_cache, plan, self._scratch, rotation, scores=self._scores)
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        prefill_attention(queries, layer_cache, metadata.prefill, out)
+        prefill_attention(queries, layer_cache, metadata.prefill, out, self._scores)
 
     def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        decode_attention(queries, layer_cache, metadata.decode, self._scratch, out=out)
+        decode_attention(queries, layer_cache, self._decode_plan(metadata), self._scratch, out=out, scores=self._scores)
+
+    def _decode_plan(self, metadata: StepInputs) -> DecodePlan:
+        if not self._scores.window:
+            return metadata.decode
+        assert metadata.window_decode is not None, "the step is cut for the window"
+        return metadata.window_decode
 
     def _rotation(self, norms: HeadNorms | None, metadata: StepInputs) -> Rotation:
         query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
-        return Rotation(metadata.slots, metadata.positions, self._angles, query_norm, key_norm, eps)
+        angles = self._angles
+        return Rotation(
+            metadata.slots, metadata.positions, angles.table, query_norm, key_norm, eps, angles.query_scales
+        )

@@ -2,108 +2,31 @@
 the GPU as well as many short ones (flash-decoding, with the even shares of stream-K). The same launch can also
 normalise, rotate and store the new token (engine/kernels/rotate_store.py), which is faster for few sequences.
 
-The host cuts the contexts into pieces and assigns them to a fixed number of programs (`plan_pieces`), so a CUDA graph
-can capture the launch. With few sequences, all programs that run at once get equal shares. With many, each piece has
-its own program, and the multiprocessors take the longest pieces first. The last program to finish a sequence's head
-merges its pieces.
+The host cuts the contexts into pieces and assigns them to a fixed number of programs (engine/kernels/decode_pieces.py),
+so a CUDA graph can capture the launch. The last program to finish a sequence's head merges its pieces.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels import decode_pieces
 from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.rotate_store import Rotation
+from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
 # Fastest on an H200 (benchmarks/kernel_speed.py).
-TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
 NUM_WARPS = 2
 NUM_STAGES = 3
-FEW_ROWS = 32
-_UNCUT = 4 / 3  # longest context that is not cut, in even shares of all contexts: merging would cost more time
+WIDE_HEAD = (4, 2)  # warps and stages of heads of 256
 _MIN_ROWS = 16  # fewest rows of a tl.dot, to which the query heads of a KV head are padded
-_PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """int32 arrays. Program p works on pieces [program_first[p], program_first[p + 1]); row r consists of
-    `num_pieces[r]` pieces from `first_piece[r]` on."""
-
-    program_first: np.ndarray  # [programs + 1]
-    piece_row: np.ndarray  # [pieces]
-    piece_start: np.ndarray  # [pieces], first token
-    piece_end: np.ndarray  # [pieces]
-    first_piece: np.ndarray  # [rows]
-    num_pieces: np.ndarray  # [rows]
-
-    @classmethod
-    def of(cls, **arrays: np.ndarray) -> "Pieces":
-        """Makes each array int32."""
-        return cls(**{name: array.astype(np.int32) for name, array in arrays.items()})
-
-
-def num_programs(rows: int, at_once: int) -> int:
-    """Number of programs for `rows` rows on a device that runs `at_once` programs under each KV head."""
-    return at_once if rows <= FEW_ROWS else rows + at_once
-
-
-def plan_pieces(lengths: np.ndarray, rows: int, at_once: int) -> Pieces:
-    """Cuts contexts of `lengths` tokens, all positive, for a launch of `rows` rows: at most rows + at_once pieces."""
-    if rows <= FEW_ROWS:
-        return equal_shares(lengths, at_once)
-    return longest_first(lengths, max(1, int(at_once / _UNCUT)), num_programs(rows, at_once))
-
-
-def equal_shares(lengths: np.ndarray, programs: int) -> Pieces:
-    """Gives each program the same number of tiles: fewer than len(lengths) + programs pieces."""
-    tiles = -(-lengths // TILE)
-    row_first = np.cumsum(tiles) - tiles
-    total = int(tiles.sum())
-    share = -(-total // programs)
-    begin = np.union1d(row_first, np.arange(0, total, share))
-    stop = np.append(begin[1:], total)
-    row = np.searchsorted(row_first, begin, side="right") - 1
-    count = np.bincount(row, minlength=len(lengths))
-    return Pieces.of(
-        program_first=np.searchsorted(begin, np.arange(programs + 1) * share),
-        piece_row=row,
-        piece_start=(begin - row_first[row]) * TILE,
-        piece_end=np.minimum((stop - row_first[row]) * TILE, lengths[row]),
-        first_piece=np.cumsum(count) - count,
-        num_pieces=count,
-    )
-
-
-def longest_first(lengths: np.ndarray, extra: int, programs: int) -> Pieces:
-    """Gives each piece its own program, and cuts only contexts far longer than the others: at most len(lengths) + extra
-    pieces."""
-    size = max(1, -(-int(lengths.sum()) // extra))
-    count = -(-lengths // size)
-    size = -(-lengths // count)
-    size = -(-size // TILE) * TILE
-    count = -(-lengths // size)
-    order = np.argsort(-np.minimum(size, lengths), kind="stable")
-    first = np.empty_like(count)
-    first[order] = np.cumsum(count[order]) - count[order]
-    row = np.repeat(order, count[order])
-    start = (np.arange(len(row)) - first[row]) * size[row]
-    return Pieces.of(
-        program_first=np.minimum(np.arange(programs + 1), len(row)),
-        piece_row=row,
-        piece_start=start,
-        piece_end=np.minimum(start + size[row], lengths[row]),
-        first_piece=first,
-        num_pieces=count,
-    )
+_PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers, of up to 128 dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +52,7 @@ class DecodeScratch:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Indices that all layers of a step share, int32 on the device. See `Pieces`."""
+    """Indices that all layers of a step share, int32 on the device. See decode_pieces.Pieces."""
 
     program_first: Tensor  # [programs + 1]
     piece_row: Tensor  # [pieces]
@@ -148,11 +71,13 @@ def decode_attention(
     scratch: DecodeScratch,
     rotation: Rotation | None = None,
     out: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> Tensor:
     """queries, with contiguous last two dimensions -> [rows, heads, head_dim], in `out` if given.
 
     layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece are undefined. With `rotation`,
-    `queries` holds keys and values too, [rows, heads + 2 * kv_heads, head_dim], which are stored.
+    `queries` holds keys and values too, [rows, heads + 2 * kv_heads, head_dim], which are stored. Invariant: `plan` is
+    that of the scores' window.
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
@@ -184,16 +109,21 @@ def decode_attention(
         rotation.table,
         unused if rotation.query_norm is None else rotation.query_norm,
         unused if rotation.key_norm is None else rotation.key_norm,
+        unused if rotation.query_scales is None else rotation.query_scales,
+        unused if scores.sinks is None else scores.sinks,
         rotation.eps,
         queries.stride(0),
-        math.log2(math.e) / head_dim**0.5,
+        scores.factor(head_dim),
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        TILE=TILE,
-        ROTATE=rotate,
+        TILE=decode_pieces.TILE,
+        ROTARY=rotation.table.shape[-1] if rotate else 0,
         NORMS=rotation.query_norm is not None,
-        num_warps=NUM_WARPS,
+        QUERY_SCALES=rotation.query_scales is not None,
+        WINDOW=scores.window,
+        SOFTCAP=scores.softcap,
+        SINKS=scores.sinks is not None,
         **_options(queries, heads // kv_heads),
     )
     return out
@@ -202,13 +132,16 @@ def decode_attention(
 def _options(queries: Tensor, group: int) -> dict[str, Any]:
     """Constants of the kernel that follow from the queries. group: query heads of a KV head."""
     padded, wide, overlap = triton.next_power_of_2(group), queries.dtype == torch.float32, dependent_launch(queries)
+    head_dim = queries.shape[-1]
+    num_warps, num_stages = (NUM_WARPS, NUM_STAGES) if head_dim <= 128 else WIDE_HEAD
     return {
         "GROUP": group,
         "PADDED_GROUP": padded,
         "ROWS": max(_MIN_ROWS, padded),
-        "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded),
+        "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded // max(1, head_dim // 128)),
         "PRECISION": "ieee" if wide else "tf32",
-        "num_stages": 1 if wide else NUM_STAGES,
+        "num_warps": num_warps,
+        "num_stages": 1 if wide else num_stages,
         "OVERLAP": overlap,
         "launch_pdl": overlap,
     }
@@ -236,6 +169,8 @@ def _decode(
     angles,
     query_norm,
     key_norm,
+    query_scales,
+    sinks,
     eps,
     query_stride,
     scale,
@@ -247,8 +182,12 @@ def _decode(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PIECES_AT_ONCE: tl.constexpr,
-    ROTATE: tl.constexpr,
+    ROTARY: tl.constexpr,
     NORMS: tl.constexpr,
+    QUERY_SCALES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -281,16 +220,18 @@ def _decode(
         pieces = tl.load(num_pieces + row)
         table = tables + tl.load(table_start + row)
         heads_of_row = queries + row.to(tl.int64) * query_stride
-        if ROTATE:
-            angle = angles + tl.load(positions + row).to(tl.int64) * HEAD_DIM
+        if ROTARY > 0:
+            angle = angles + tl.load(positions + row).to(tl.int64) * ROTARY
             query = _rotated(
-                heads_of_row + heads[:, None] * HEAD_DIM, is_member, angle, query_norm, eps, HEAD_DIM, NORMS
+                heads_of_row + heads[:, None] * HEAD_DIM, is_member, angle, query_norm, eps, HEAD_DIM, ROTARY, NORMS
             )
+            if QUERY_SCALES:
+                query *= tl.load(query_scales + tl.load(positions + row))
             query = query.to(cache.dtype.element_ty)
             if end > tl.load(positions + row):  # the newest token is in this piece
                 slot = tl.load(slots + row).to(tl.int64)
                 new = heads_of_row + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1)[:, None]) * HEAD_DIM
-                key = _rotated(new, tl.arange(0, 1)[:, None] == 0, angle, key_norm, eps, HEAD_DIM, NORMS)
+                key = _rotated(new, tl.arange(0, 1)[:, None] == 0, angle, key_norm, eps, HEAD_DIM, ROTARY, NORMS)
                 value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
                 to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
                 to = cache + to * HEAD_DIM + dims[None, :]
@@ -299,12 +240,22 @@ def _decode(
                 tl.debug_barrier()  # because other threads read the stores below
         else:
             query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
-        best = tl.full((ROWS,), float("-inf"), tl.float32)
+        best = tl.full((ROWS,), LOWEST, tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
+        if SINKS:
+            is_first = piece == tl.load(first_piece + row)
+            sink = tl.load(sinks + heads, mask=members < GROUP, other=0.0).to(tl.float32) * LOG2_E
+            best = tl.where(is_first, sink, best)
+            total += tl.where(is_first, 1.0, 0.0)
         result = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+        before_window = -1
+        if WINDOW > 0:  # a row's last piece ends with its newest token
+            before_window = tl.load(piece_end + tl.load(first_piece + row) + pieces - 1) - WINDOW - 1
         for first in tl.range(start, end, TILE):
             tokens = first + places
             valid = tokens < end
+            if WINDOW > 0:
+                valid &= tokens > before_window
             if TILE <= BLOCK_SIZE:  # tiles do not cross blocks: one block id for all of it
                 block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
                 base = (block * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
@@ -314,7 +265,7 @@ def _decode(
                 bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
                 offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
             keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=valid[None, :], other=0.0)
-            scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+            scores = capped(tl.dot(query, keys, input_precision=PRECISION) * scale, SOFTCAP)
             scores = tl.where(valid[None, :], scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_best[:, None])
@@ -345,12 +296,14 @@ def _decode(
 
 
 @triton.jit
-def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.constexpr):
-    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + HEAD_DIM / 2). start: pointers to
-    heads."""
-    half: tl.constexpr = HEAD_DIM // 2
+def _rotated(
+    start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, NORMS: tl.constexpr
+):  # fmt: skip
+    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + ROTARY / 2) of the first ROTARY
+    dimensions. start: pointers to heads."""
+    half: tl.constexpr = ROTARY // 2
     dims = tl.arange(0, HEAD_DIM)[None, :]
-    partners = (dims + half) % HEAD_DIM
+    partners = (dims + half) % ROTARY
     values = tl.load(start + dims, mask=mask, other=0.0).to(tl.float32)
     others = tl.load(start + partners, mask=mask, other=0.0).to(tl.float32)
     if NORMS:
@@ -359,7 +312,10 @@ def _rotated(start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, NORMS: tl.co
         others *= scale * tl.load(norm + partners).to(tl.float32)
     cos = tl.load(angle + dims % half)
     sin = tl.load(angle + half + dims % half)
-    return values * cos + others * tl.where(dims < half, -sin, sin)
+    rotated = values * cos + others * tl.where(dims < half, -sin, sin)
+    if ROTARY < HEAD_DIM:
+        rotated = tl.where(dims < ROTARY, rotated, values)
+    return rotated
 
 
 @triton.jit

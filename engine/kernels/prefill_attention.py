@@ -1,7 +1,6 @@
 """Causal attention of prompt chunks over the paged cache, for CUDA without flash-attn. Queries of several sequences lie
 one after the other, and each chunk sees its sequence from the beginning."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
 # Queries and keys per tile, warps, stages. float32 uses no tensor cores, and the registers hold fewer values.
 HALF_TILES = (64, 64, 4, 3)
+WIDE_HEAD_TILES = (64, 32, 4, 3)  # of heads of 256
 FLOAT_TILES = (32, 32, 4, 1)
 
 
@@ -44,7 +45,9 @@ def plan_tiles(lengths: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray]:
     return chunk[::-1].astype(np.int32), start[::-1].astype(np.int32)
 
 
-def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, out: Tensor | None = None) -> Tensor:
+def prefill_attention(
+    queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, out: Tensor | None = None, scores: Scores = PLAIN
+) -> Tensor:
     """queries, with contiguous last two dimensions -> [tokens, heads, head_dim], in `out` if given.
 
     layer_cache: [blocks, kv_heads, 2, block_size, head_dim], the chunks' own keys and values included.
@@ -54,7 +57,8 @@ def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, o
     if out is None:
         out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
-    tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else HALF_TILES
+    half_tiles = HALF_TILES if head_dim <= 128 else WIDE_HEAD_TILES
+    tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else half_tiles
     _prefill[(heads, len(plan.tile_chunk))](
         queries,
         layer_cache,
@@ -66,14 +70,18 @@ def prefill_attention(queries: Tensor, layer_cache: Tensor, plan: PrefillPlan, o
         plan.length,
         plan.table_start,
         plan.tables,
+        plan.tables if scores.sinks is None else scores.sinks,
         queries.stride(0),
-        math.log2(math.e) / head_dim**0.5,
+        scores.factor(head_dim),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         QUERY_TILE=tile,
         KEY_TILE=key_tile,
+        WINDOW=scores.window,
+        SOFTCAP=scores.softcap,
+        SINKS=scores.sinks is not None,
         PRECISION="ieee" if wide else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
@@ -94,6 +102,7 @@ def _prefill(
     lengths,
     table_start,
     tables,
+    sinks,
     query_stride,
     scale,
     HEADS: tl.constexpr,
@@ -102,6 +111,9 @@ def _prefill(
     BLOCK_SIZE: tl.constexpr,
     QUERY_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """A program computes one tile of queries under one head."""
@@ -120,18 +132,32 @@ def _prefill(
     at = head * HEAD_DIM + dims[None, :]
     query = tl.load(queries + rows[:, None] * query_stride + at, mask=is_query, other=0.0)
     positions = context + members
-    best = tl.full((QUERY_TILE,), float("-inf"), tl.float32)
+    best = tl.full((QUERY_TILE,), LOWEST, tl.float32)
     total = tl.zeros((QUERY_TILE,), tl.float32)
+    if SINKS:
+        best = tl.zeros((QUERY_TILE,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total += 1.0
     result = tl.zeros((QUERY_TILE, HEAD_DIM), tl.float32)
     end = tl.minimum(context + begin + QUERY_TILE, context + length)
-    seen_by_all = (context + begin + 1) // KEY_TILE * KEY_TILE
+    seen_by_all = (context + begin + 1) // KEY_TILE * KEY_TILE  # from here on not all queries see a key
+    start = 0
+    if WINDOW > 0:
+        positions = tl.minimum(positions, context + length - 1)  # rows of padding see a token, too
+        start = tl.maximum(context + begin - WINDOW + 1, 0) // KEY_TILE * KEY_TILE
+        in_windows = tl.cdiv(tl.maximum(context + begin + QUERY_TILE - WINDOW, 0), KEY_TILE) * KEY_TILE
+        in_windows = tl.minimum(in_windows, seen_by_all)  # and before here
+        best, total, result = _attend(
+            query, cache, table, positions, best, total, result, start, in_windows, end, kv_head, dims, scale,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, True, WINDOW, SOFTCAP, PRECISION,
+        )  # fmt: skip
+        start = in_windows
     best, total, result = _attend(
-        query, cache, table, positions, best, total, result, 0, seen_by_all, end, kv_head, dims, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, False, PRECISION,
+        query, cache, table, positions, best, total, result, start, seen_by_all, end, kv_head, dims, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, False, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
     best, total, result = _attend(
         query, cache, table, positions, best, total, result, seen_by_all, end, end, kv_head, dims, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, True, PRECISION,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEY_TILE, True, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
     result = result / total[:, None]
     tl.store(out + rows[:, None] * (HEADS * HEAD_DIM) + at, result.to(out.dtype.element_ty), mask=is_query)
@@ -157,9 +183,12 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attends to keys [start, stop) in tiles. MASKED: keys from `end` on, or behind a query's position, are hidden."""
+    """Attends to keys [start, stop) in tiles. MASKED: keys from `end` on, behind a query's position, or before its
+    window, are hidden."""
     slots = tl.arange(0, KEY_TILE)
     for first in tl.range(start, stop, KEY_TILE):
         tokens = first + slots
@@ -176,9 +205,12 @@ def _attend(
             keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=(tokens < end)[None, :], other=0.0)
         else:
             keys = tl.load(cache + offsets[None, :] + dims[:, None])
-        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+        scores = capped(tl.dot(query, keys, input_precision=PRECISION) * scale, SOFTCAP)
         if MASKED:
-            scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
+            visible = tokens[None, :] <= positions[:, None]
+            if WINDOW > 0:
+                visible &= tokens[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         shrink = tl.exp2(best - new_best)

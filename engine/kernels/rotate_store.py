@@ -21,10 +21,12 @@ class Rotation(msgspec.Struct, frozen=True):
 
     slots: Tensor  # int32 [tokens], block * block_size + offset; negative: stored nowhere (padding)
     positions: Tensor  # int32 [tokens]
-    table: Tensor  # float32 [positions, head_dim], the cosines of a position and then its sines
+    table: Tensor  # float32 [positions, dim], the cosines of a position and then its sines; dim: of the first
+    # dimensions of a head, which are rotated
     query_norm: Tensor | None  # weights [head_dim]; both norms or neither
     key_norm: Tensor | None
     eps: float
+    query_scales: Tensor | None = None  # float32 [positions], of rotated queries
 
 
 def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor:
@@ -34,7 +36,8 @@ def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor
     _, kv_heads, _, block_size, _ = layer_cache.shape
     heads = total - 2 * kv_heads
     query_groups, key_groups = triton.cdiv(heads, HEADS_AT_ONCE), triton.cdiv(kv_heads, HEADS_AT_ONCE)
-    overlap = dependent_launch(qkv)
+    overlap, rotary = dependent_launch(qkv), rotation.table.shape[-1]
+    assert rotary == head_dim or rotation.query_norm is None, "heads that are normalised are rotated whole"
     _rotate_store[(tokens, query_groups + key_groups)](
         qkv,
         layer_cache,
@@ -43,15 +46,19 @@ def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor
         rotation.table,
         rotation.table if rotation.query_norm is None else rotation.query_norm,
         rotation.table if rotation.key_norm is None else rotation.key_norm,
+        rotation.table if rotation.query_scales is None else rotation.query_scales,
         rotation.eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         BLOCK_SIZE=block_size,
-        HALF=head_dim // 2,
-        HALF_PADDED=triton.next_power_of_2(head_dim // 2),
+        HEAD_DIM=head_dim,
+        HALF=rotary // 2,
+        HALF_PADDED=triton.next_power_of_2(rotary // 2),
+        TAIL_PADDED=triton.next_power_of_2(head_dim - rotary) if rotary < head_dim else 0,
         AT_ONCE=HEADS_AT_ONCE,
         QUERY_GROUPS=query_groups,
         NORMS=rotation.query_norm is not None,
+        QUERY_SCALES=rotation.query_scales is not None,
         OVERLAP=overlap,
         num_warps=WARPS_FOR_MANY if tokens >= MANY_TOKENS else WARPS_FOR_FEW,
         launch_pdl=overlap,
@@ -69,15 +76,19 @@ def _rotate_store(
     table,
     query_norm,
     key_norm,
+    query_scales,
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
+    TAIL_PADDED: tl.constexpr,
     AT_ONCE: tl.constexpr,
     QUERY_GROUPS: tl.constexpr,
     NORMS: tl.constexpr,
+    QUERY_SCALES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A program takes one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
@@ -93,28 +104,47 @@ def _rotate_store(
     slot = tl.load(slots + token).to(tl.int64)
     if OVERLAP:
         gdc_wait()
-    row = qkv + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
+    row = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
     if group < QUERY_GROUPS:
         heads = group * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
         mask = (heads < HEADS) & in_half
-        at = row + heads * (2 * HALF) + dims
+        at = row + heads * HEAD_DIM + dims
         first, second = _rotated(at, mask, cos, sin, query_norm, dims, in_half, eps, HALF, NORMS)
+        if QUERY_SCALES:
+            factor = tl.load(query_scales + position)
+            first *= factor
+            second *= factor
+            if TAIL_PADDED > 0:
+                at_tail, tail_mask = _tail(row + heads * HEAD_DIM, heads < HEADS, HEAD_DIM, HALF, TAIL_PADDED)
+                tail = tl.load(at_tail, mask=tail_mask, other=0.0).to(tl.float32) * factor
+                tl.store(at_tail, tail.to(qkv.dtype.element_ty), mask=tail_mask)
         tl.store(at, first.to(qkv.dtype.element_ty), mask=mask)
         tl.store(at + HALF, second.to(qkv.dtype.element_ty), mask=mask)
     else:
         if slot >= 0:
             heads = (group - QUERY_GROUPS) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
             mask = (heads < KV_HEADS) & in_half
-            at = row + (HEADS + heads) * (2 * HALF) + dims
-            first, second = _rotated(at, mask, cos, sin, key_norm, dims, in_half, eps, HALF, NORMS)
-            to = cache + ((slot // BLOCK_SIZE * KV_HEADS + heads) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * (2 * HALF)
-            to += dims
-            tl.store(to, first.to(cache.dtype.element_ty), mask=mask)
-            tl.store(to + HALF, second.to(cache.dtype.element_ty), mask=mask)
-            at += KV_HEADS * 2 * HALF
-            to += BLOCK_SIZE * 2 * HALF
-            tl.store(to, tl.load(at, mask=mask), mask=mask)
-            tl.store(to + HALF, tl.load(at + HALF, mask=mask), mask=mask)
+            keys = row + (HEADS + heads) * HEAD_DIM
+            first, second = _rotated(keys + dims, mask, cos, sin, key_norm, dims, in_half, eps, HALF, NORMS)
+            to = cache + ((slot // BLOCK_SIZE * KV_HEADS + heads) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * HEAD_DIM
+            tl.store(to + dims, first.to(cache.dtype.element_ty), mask=mask)
+            tl.store(to + dims + HALF, second.to(cache.dtype.element_ty), mask=mask)
+            values, to_values = keys + KV_HEADS * HEAD_DIM, to + BLOCK_SIZE * HEAD_DIM
+            tl.store(to_values + dims, tl.load(values + dims, mask=mask), mask=mask)
+            tl.store(to_values + dims + HALF, tl.load(values + dims + HALF, mask=mask), mask=mask)
+            if TAIL_PADDED > 0:
+                at_tail, tail_mask = _tail(keys, heads < KV_HEADS, HEAD_DIM, HALF, TAIL_PADDED)
+                to_tail, _ = _tail(to, heads < KV_HEADS, HEAD_DIM, HALF, TAIL_PADDED)
+                tl.store(to_tail, tl.load(at_tail, mask=tail_mask), mask=tail_mask)
+                tail = tl.load(at_tail + KV_HEADS * HEAD_DIM, mask=tail_mask)
+                tl.store(to_tail + BLOCK_SIZE * HEAD_DIM, tail, mask=tail_mask)
+
+
+@triton.jit
+def _tail(start, mask, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr):
+    """Where the dimensions of heads lie that are not rotated, and which of the addresses are such. start: of heads."""
+    dims = 2 * HALF + tl.arange(0, PADDED)[None, :]
+    return start + dims, mask & (dims < HEAD_DIM)
 
 
 @triton.jit

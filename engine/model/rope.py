@@ -34,6 +34,11 @@ class RotaryEmbedding:
         periods = torch.floor(positions / self._rope.query_period)
         return (1 + self._rope.query_beta * torch.log(1 + periods))[:, None, None].to(dtype)
 
+    def query_scale_table(self, num_positions: int) -> Tensor | None:
+        """float32 [num_positions], of rotated queries; None: they stay as they are."""
+        scales = self.query_scales(torch.arange(num_positions, device=self._frequencies.device), torch.float32)
+        return None if scales is None else scales.flatten()
+
     def table(self, num_positions: int) -> Tensor:
         """[num_positions, dim] float32: the cosines of a position, then its sines, one per rotated pair."""
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)

@@ -10,6 +10,8 @@ import msgspec
 
 from engine.model.attention import Span
 
+WINDOW = "window_"  # prefix of the pieces' fields for layers with a window
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -24,6 +26,7 @@ class StepShape:
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
+    has_windows: bool = False  # decodes are cut for layers with a window, too
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """Name -> (words, filling of the padding), in order. The block tables follow."""
@@ -35,12 +38,8 @@ class StepShape:
             "temperatures": (self.samples, 0),
             "output_positions": (self.samples, 0),
             "seeds": (2 * self.samples, 0),
-            "program_first": (self.programs + 1 if self.rows else 0, 0),
-            "piece_row": (self.pieces, 0),
-            "piece_start": (self.pieces, 0),
-            "piece_end": (self.pieces, 0),
-            "first_piece": (self.rows, 0),
-            "num_pieces": (self.rows, 0),
+            **self._piece_fields(""),
+            **(self._piece_fields(WINDOW) if self.has_windows else {}),
             "decode_table": (self.rows, 0),
             "tile_chunk": (self.tiles, 0),
             "tile_start": (self.tiles, 0),
@@ -50,6 +49,16 @@ class StepShape:
             "end": (self.chunks, 0),
             "prefill_table": (self.chunks, 0),
             "page_table": (self.chunks * self.pages, 0),
+        }
+
+    def _piece_fields(self, prefix: str) -> dict[str, tuple[int, int]]:
+        return {
+            f"{prefix}program_first": (self.programs + 1 if self.rows else 0, 0),
+            f"{prefix}piece_row": (self.pieces, 0),
+            f"{prefix}piece_start": (self.pieces, 0),
+            f"{prefix}piece_end": (self.pieces, 0),
+            f"{prefix}first_piece": (self.rows, 0),
+            f"{prefix}num_pieces": (self.rows, 0),
         }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cuda.repeated_attention import RepeatedAttention
+from engine.cuda.repeated_attention import LayerAddresses, RepeatedAttention
 from engine.model.attention import HeadNorms, LayerAttention, StepAttention
 from runtime.device.quick_launch import QuickLaunch
 from tests.runtime.device.stand_ins import Kernel
@@ -62,7 +62,7 @@ def test_every_layer_uses_its_own_cache_and_norms_and_tells_between_storing_and_
 
     attend = StepAttention([LayerAttention(backend, None)] * LAYERS, slab, 3, told)
     addresses = [(slab[i].data_ptr(), norms[i].query.data_ptr(), norms[i].key.data_ptr()) for i in range(LAYERS)]
-    others = [dict(zip(addresses[0], layer, strict=True)) for layer in addresses]
+    others = [LayerAddresses(0, dict(zip(addresses[0], layer, strict=True))) for layer in addresses]
     repeated = RepeatedAttention(attend, mixed, others if with_addresses else [], whole=whole)
     assert all(repeated(layer, qkv, norms[layer]) is mixed for layer in range(LAYERS))
     assert order == ["told 0", "told 1", "told 2"]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from engine.kernels.philox import uniform_rows
 from engine.kernels.rotate_store import Rotation
+from engine.kernels.scores import PLAIN, Scores
 from engine.model.rope import rotate
 
 
@@ -50,17 +51,39 @@ def rotate_store_reference(qkv: Tensor, layer_cache: Tensor, rotation: Rotation)
     if query_norm is not None and key_norm is not None:
         queries = torch.rms_norm(queries, [head_dim], query_norm.double(), rotation.eps)
         keys = torch.rms_norm(keys, [head_dim], key_norm.double(), rotation.eps)
-    cos, sin = rotation.table[rotation.positions.long()].double()[:, None].chunk(2, dim=-1)
+    positions = rotation.positions.long()
+    cos, sin = rotation.table[positions].double()[:, None].chunk(2, dim=-1)
     cos, signed_sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     used = slots >= 0
     blocks, offsets = (slots[used] // block_size).long(), (slots[used] % block_size).long()
     layer_cache[blocks, :, 0, offsets] = rotate(keys, cos, signed_sin)[used].to(layer_cache.dtype)
     layer_cache[blocks, :, 1, offsets] = values[used].to(layer_cache.dtype)
-    return rotate(queries, cos, signed_sin).to(qkv.dtype)
+    queries = rotate(queries, cos, signed_sin)
+    if rotation.query_scales is not None:
+        queries = queries * rotation.query_scales[positions].double()[:, None, None]
+    return queries.to(qkv.dtype)
+
+
+def _weights(products: Tensor, rules: Scores) -> Tensor:
+    """[kv_heads, group, queries, keys], of the last tokens of a sequence: weights of products of queries and keys."""
+    queries, keys = products.shape[-2:]
+    capped = (products / rules.softcap).tanh() * rules.softcap if rules.softcap else products
+    behind = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
+    visible = (behind >= 0) & (behind < (rules.window or keys))
+    scores = capped.masked_fill(~visible.to(products.device), float("-inf"))
+    if rules.sinks is not None:
+        sinks = rules.sinks.double().view(*products.shape[:2], 1, 1).expand(*products.shape[:3], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    return scores.softmax(-1)[..., :keys]
 
 
 def prefill_attention_reference(
-    queries: Tensor, layer_cache: Tensor, contexts: list[int], lengths: list[int], tables: list[list[int]]
+    queries: Tensor,
+    layer_cache: Tensor,
+    contexts: list[int],
+    lengths: list[int],
+    tables: list[list[int]],
+    rules: Scores = PLAIN,
 ) -> Tensor:
     """Densely, chunk by chunk, in float64."""
     _, kv_heads, _, block_size, head_dim = layer_cache.shape
@@ -70,26 +93,16 @@ def prefill_attention_reference(
         blocks = layer_cache[torch.tensor(table[: -(-end // block_size)], device=queries.device)].double()
         keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :end]
         grouped = query.view(len(query), kv_heads, -1, head_dim)
-        scores = torch.einsum("qkgd,ktd->kgqt", grouped, keys) / head_dim**0.5
-        visible = torch.ones(len(query), end, dtype=torch.bool, device=queries.device).tril(context)
-        scores = scores.masked_fill(~visible, float("-inf"))
-        results.append(torch.einsum("kgqt,ktd->qkgd", scores.softmax(-1), values).reshape(query.shape))
+        weights = _weights(torch.einsum("qkgd,ktd->kgqt", grouped, keys) / head_dim**0.5, rules)
+        results.append(torch.einsum("kgqt,ktd->qkgd", weights, values).reshape(query.shape))
     return torch.cat(results)
 
 
 def decode_attention_reference(
-    queries: Tensor, layer_cache: Tensor, lengths: list[int], tables: list[list[int]]
+    queries: Tensor, layer_cache: Tensor, lengths: list[int], tables: list[list[int]], rules: Scores = PLAIN
 ) -> Tensor:
-    """Densely, sequence by sequence, in float64."""
-    _, kv_heads, _, block_size, head_dim = layer_cache.shape
-    results = []
-    for query, length, table in zip(queries.double(), lengths, tables, strict=True):
-        blocks = layer_cache[torch.tensor(table[: -(-length // block_size)], device=queries.device)].double()
-        keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :length]
-        grouped = query.view(kv_heads, -1, head_dim)
-        scores = torch.einsum("kgd,ktd->kgt", grouped, keys) / head_dim**0.5
-        results.append(torch.einsum("kgt,ktd->kgd", scores.softmax(-1), values).reshape(query.shape))
-    return torch.stack(results)
+    contexts = [length - 1 for length in lengths]
+    return prefill_attention_reference(queries, layer_cache, contexts, [1] * len(lengths), tables, rules)
 
 
 def sample_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -5,23 +5,31 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.decode_attention import (
+from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from engine.kernels.decode_pieces import (
     FEW_ROWS,
     TILE,
-    DecodePlan,
-    DecodeScratch,
-    decode_attention,
+    Pieces,
     equal_shares,
+    in_window,
     longest_first,
     num_programs,
     plan_pieces,
 )
 from engine.kernels.rotate_store import Rotation
+from engine.kernels.scores import PLAIN, Scores
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import decode_attention_reference, rotate_store_reference
 
 pytestmark = pytest.mark.slow
+
+
+def pieces_of(lengths: np.ndarray, programs: int, *, one_each: bool, window: int) -> Pieces:
+    def cut(lengths: np.ndarray) -> Pieces:
+        return longest_first(lengths, 2, programs) if one_each else equal_shares(lengths, programs)
+
+    return in_window(lengths, window, cut) if window else cut(lengths)
 
 
 def make_plan(
@@ -33,9 +41,10 @@ def make_plan(
     head_dim: int,
     padding: int,
     one_each: bool = False,
+    window: int = 0,
 ) -> tuple[DecodePlan, DecodeScratch]:
     rows = len(lengths) + padding
-    pieces = longest_first(np.array(lengths), 2, programs) if one_each else equal_shares(np.array(lengths), programs)
+    pieces = pieces_of(np.array(lengths), programs, one_each=one_each, window=window)
     tables, starts = paged.flat_tables()
 
     columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
@@ -57,15 +66,16 @@ def check(
     programs: int = 1,
     padding: int = 2,
     one_each: bool = False,
+    rules: Scores = PLAIN,
 ) -> None:
     paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
     rows = len(lengths) + padding
-    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding, one_each)
+    plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding, one_each, rules.window)
     # Rows further apart than they are long, as in a fused projection.
     queries = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
     for _ in range(2):  # the counters are back at zero after each launch
-        found = decode_attention(queries, paged.cache, plan, scratch)[: len(lengths)]
-        expected = decode_attention_reference(queries[: len(lengths)], paged.cache, lengths, paged.tables)
+        found = decode_attention(queries, paged.cache, plan, scratch, scores=rules)[: len(lengths)]
+        expected = decode_attention_reference(queries[: len(lengths)], paged.cache, lengths, paged.tables, rules)
         assert relative_error(found, expected) < TOLERANCE[dtype]
         assert not scratch.arrived.any()
 
@@ -84,20 +94,56 @@ def test_a_program_for_each_piece(dtype: torch.dtype, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 64, 100])
+@pytest.mark.parametrize(("programs", "one_each"), [(1, False), (7, False), (9, True)])
+def test_windows(dtype: torch.dtype, window: int, programs: int, one_each: bool) -> None:
+    rules = Scores(window=window)
+    check([1, 300, 64, 65, 200], dtype=dtype, programs=programs, one_each=one_each, rules=rules)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("programs", [1, 7])
+def test_soft_caps_and_sinks(dtype: torch.dtype, window: int, programs: int) -> None:
+    sinks = random(4, dtype=dtype, scale=2)
+    for rules in (Scores(window, softcap=1.5), Scores(window, sinks=sinks), Scores(window, 1.5, sinks)):
+        check([1, 300, 65], dtype=dtype, programs=programs, rules=rules)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (9, 3, 64), (16, 8, 128)])
 def test_new_tokens_are_rotated_and_stored_on_the_way(
     dtype: torch.dtype, norms: bool, heads: int, kv_heads: int, head_dim: int
 ) -> None:
+    check_rotation(dtype, heads, kv_heads, head_dim, norms=norms)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_new_tokens_of_layers_with_a_window_of_which_a_part_is_rotated(dtype: torch.dtype) -> None:
+    check_rotation(dtype, 9, 3, 64, rotary=48, scaled=True, rules=Scores(window=70, sinks=random(9)))
+
+
+def check_rotation(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    norms: bool = False,
+    rotary: int | None = None,
+    scaled: bool = False,
+    rules: Scores = PLAIN,
+) -> None:
     lengths, block_size = [1, 64, 65, 200], 16
     paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
-    plan, scratch = make_plan(paged, lengths, 5, heads, kv_heads, head_dim, padding=1)
+    plan, scratch = make_plan(paged, lengths, 5, heads, kv_heads, head_dim, padding=1, window=rules.window)
     rows = len(lengths) + 1
     newest = [paged.tables[row][(length - 1) // block_size] for row, length in enumerate(lengths)]
     slots = [block * block_size + (length - 1) % block_size for block, length in zip(newest, lengths, strict=True)]
     for slot in slots:
         paged.cache[slot // block_size, :, :, slot % block_size] = float("nan")
-    angles = random(200, head_dim // 2, scale=5)
+    angles = random(200, (rotary or head_dim) // 2, scale=5)
     rotation = Rotation(
         slots=torch.tensor([*slots, -1], dtype=torch.int32, device=DEVICE),
         positions=torch.tensor([*(length - 1 for length in lengths), 0], dtype=torch.int32, device=DEVICE),
@@ -105,12 +151,13 @@ def test_new_tokens_are_rotated_and_stored_on_the_way(
         query_norm=random(head_dim, dtype=dtype) if norms else None,
         key_norm=random(head_dim, dtype=dtype) if norms else None,
         eps=1e-6,
+        query_scales=random(200) if scaled else None,
     )
     qkv = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)
     expected_cache = paged.cache.clone()
     queries = rotate_store_reference(qkv, expected_cache, rotation)[: len(lengths)]
-    expected = decode_attention_reference(queries, expected_cache, lengths, paged.tables)
-    found = decode_attention(qkv, paged.cache, plan, scratch, rotation)[: len(lengths)]
+    expected = decode_attention_reference(queries, expected_cache, lengths, paged.tables, rules)
+    found = decode_attention(qkv, paged.cache, plan, scratch, rotation, scores=rules)[: len(lengths)]
     assert relative_error(found, expected) < TOLERANCE[dtype]
     assert torch.equal(paged.cache.isnan(), expected_cache.isnan())
     written = ~expected_cache.isnan()
@@ -118,7 +165,8 @@ def test_new_tokens_are_rotated_and_stored_on_the_way(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(2, 2, 16), (16, 8, 128), (9, 3, 64), (8, 1, 128), (20, 1, 64), (9, 3, 16)]
+    ("heads", "kv_heads", "head_dim"),
+    [(2, 2, 16), (16, 8, 128), (9, 3, 64), (8, 1, 128), (20, 1, 64), (9, 3, 16), (2, 1, 256)],
 )
 def test_head_shapes(heads: int, kv_heads: int, head_dim: int) -> None:
     check([130, 17], heads=heads, kv_heads=kv_heads, head_dim=head_dim, programs=3)

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles, prefill_attention, query_tile
+from engine.kernels.scores import PLAIN, Scores
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import prefill_attention_reference
@@ -16,6 +17,7 @@ def check(
     head_dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    rules: Scores = PLAIN,
 ) -> None:
     """chunks: (tokens before, tokens of the chunk)"""
     contexts, lengths = [context for context, _ in chunks], [length for _, length in chunks]
@@ -31,8 +33,8 @@ def check(
         tensor(tile_chunk), tensor(tile_start), tensor(query_start), tensor(contexts), tensor(lengths), starts, tables
     )
     queries = random(sum(lengths), heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
-    found = prefill_attention(queries, paged.cache, plan)
-    expected = prefill_attention_reference(queries, paged.cache, contexts, lengths, paged.tables)
+    found = prefill_attention(queries, paged.cache, plan, scores=rules)
+    expected = prefill_attention_reference(queries, paged.cache, contexts, lengths, paged.tables, rules)
     assert relative_error(found, expected) < TOLERANCE[dtype]
 
 
@@ -42,7 +44,21 @@ def test_chunks_of_several_sequences_at_any_offset(dtype: torch.dtype, block_siz
     check([(0, 1), (0, 130), (77, 40), (128, 3), (63, 65)], block_size=block_size, dtype=dtype)
 
 
-@pytest.mark.parametrize("head_dim", [16, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 20, 64, 100])
+def test_windows(dtype: torch.dtype, window: int) -> None:
+    check([(0, 1), (0, 130), (77, 40), (300, 3), (63, 65)], dtype=dtype, rules=Scores(window=window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 40])
+def test_soft_caps_and_sinks(dtype: torch.dtype, window: int) -> None:
+    sinks = random(4, dtype=dtype, scale=2)
+    for rules in (Scores(window, softcap=1.5), Scores(window, sinks=sinks), Scores(window, 1.5, sinks)):
+        check([(0, 1), (0, 70), (77, 40)], dtype=dtype, rules=rules)
+
+
+@pytest.mark.parametrize("head_dim", [16, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
 def test_head_shapes(head_dim: int, heads: int, kv_heads: int) -> None:
     check([(5, 20), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=32)
