@@ -31,10 +31,11 @@ from engine.cuda.cuda_build import GpuEngine, build_on_gpu
 from engine.cuda.cuda_runner import CudaStep
 from engine.model.random_weights import RandomWeights
 from engine.model.shard import Shard
-from engine.runners.auto import flash_is_available
+from engine.runners.auto import resolve_attention
 from engine.sequences.batch import Batch, LayerDone, SampledToken
 from engine.sequences.sequence import Sequence
 from runtime.config.planner import TargetsConfig
+from runtime.config.serving import EngineConfig
 from runtime.device.drivers import memory_of
 
 NANO_VLLM = {
@@ -185,10 +186,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     device = torch.device("cuda", 0)
-    flash = arguments.attention == "flash"
-    if arguments.attention == "auto":
-        flash = flash_is_available(device, torch.bfloat16)
     config = SHAPES[arguments.model]
+    attention = EngineConfig(attention=arguments.attention)
+    flash = resolve_attention(attention, config, device, torch.bfloat16) == "flash"
     gpu = build_on_gpu(
         config,
         RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),

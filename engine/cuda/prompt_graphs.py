@@ -32,9 +32,10 @@ def prompt_sizes(max_tokens: int, weights: int) -> list[int]:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Number of weights of a layer's matrix products."""
+    """Number of weights of a layer's matrix products, of which each token has its part."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads  # of queries and of the output; of keys and values
-    return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    width = config.experts_per_token * config.expert_size if config.num_experts else config.intermediate_size
+    return config.hidden_size * (heads * config.head_dim + 3 * width)
 
 
 class PromptGraphs:

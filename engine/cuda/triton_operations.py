@@ -10,10 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.choose_experts import choose_experts
 from engine.kernels.embedding import embed
+from engine.kernels.expert_order import expert_order
+from engine.kernels.expert_sum import expert_sum
+from engine.kernels.grouped_linear import grouped_linear
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
+from engine.model.experts import Experts
 
 
 class TritonOperations:
@@ -63,6 +68,16 @@ class TritonOperations:
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         return rms_norm(x.contiguous(), weights, eps)
+
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+        return choose_experts(scores, per_token, normed=normed)
+
+    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
+        order, per_token = expert_order(chosen, len(experts.downs)), chosen.shape[1]
+        activations = grouped_linear(
+            x, experts.gates_ups, order, pairs_per_row=per_token, gated=True, clamped=experts.clamped
+        )
+        return expert_sum(grouped_linear(activations, experts.downs, order), weights)
 
     def settle(self, hidden: Tensor) -> None:
         """Nothing is left open."""

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.experts import Experts, choose_experts, run_experts
+
 
 class Operations(Protocol):
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
@@ -44,6 +46,13 @@ class Operations(Protocol):
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         """The RMS norm of rows whose columns are divided among the ranks: `x` and `weights` are this rank's."""
+
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+        """See engine.model.experts.choose_experts."""
+
+    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
+        """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden]; weights and numbers of the
+        experts are those of `choose_experts`."""
 
     def settle(self, hidden: Tensor) -> None:
         """Completes the additions to `hidden`."""
@@ -87,6 +96,12 @@ class TorchOperations:
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         return self.norm(x, weights, eps)
+
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+        return choose_experts(scores, per_token, normed=normed)
+
+    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
+        return run_experts(x, weights, chosen, experts)
 
     def settle(self, hidden: Tensor) -> None:
         """Additions are complete at once."""

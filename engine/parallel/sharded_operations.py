@@ -66,6 +66,8 @@ class ShardedOperations:
         self.embed = inner.embed
         self.linear = inner.linear
         self.gated_linear = inner.gated_linear
+        self.choose_experts = inner.choose_experts
+        self.run_experts = inner.run_experts
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         _, begun = self._begun.pop(hidden.data_ptr(), (None, None))

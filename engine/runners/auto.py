@@ -6,25 +6,29 @@ from typing import Literal
 
 import torch
 
+from runtime.checkpoint.families import FAMILIES
 from runtime.checkpoint.model_config import ModelConfig, served_dtype
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError
 
-TRITON_HEAD_DIMS = (16, 32, 64, 128)  # a kernel's tiles are powers of two
+TRITON_HEAD_DIMS = (16, 32, 64, 128, 256)  # a kernel's tiles are powers of two
+_FLASH_HEAD_DIM = 128  # at most
 
 
 def resolve_attention(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Literal["torch", "triton", "flash"]:
     """The backend that runs; `auto` takes the fastest. Raises ConfigError when the one asked for cannot run."""
-    fits = model.is_plain and model.head_dim in TRITON_HEAD_DIMS
+    is_rotated_whole = model.rope.dim == model.head_dim or not FAMILIES[model.architecture].has_head_norms
+    fits = model.head_dim in TRITON_HEAD_DIMS and is_rotated_whole
     has_triton = device.type == "cuda" and find_spec("triton") is not None and fits
-    has_flash = has_triton and flash_is_available(device, dtype)
+    is_plain = model.has_plain_scores and model.head_dim <= _FLASH_HEAD_DIM
+    has_flash = has_triton and is_plain and flash_is_available(device, dtype)
     if config.attention == "auto":
         return "flash" if has_flash else "triton" if has_triton else "torch"
     if (config.attention == "triton" and not has_triton) or (config.attention == "flash" and not has_flash):
-        layers = "" if model.is_plain else ", of layers with windows, soft caps, experts or a rotation of their own"
-        heads = f"heads of {model.head_dim}{layers}"
+        scores = "" if model.has_plain_scores else ", with windows, soft caps or sinks"
+        heads = f"heads of {model.head_dim}{scores}"
         problem = f"{config.attention!r} is not available on {device.type} for {dtype} and {heads}"
         raise ConfigError("engine.attention", problem)
     return config.attention

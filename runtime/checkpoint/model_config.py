@@ -60,11 +60,9 @@ class ModelConfig:
         return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all layers attend alike, to whole contexts, with whole heads rotated and scores as they are, and have
-        one MLP."""
-        whole = self.rope.dim == self.head_dim and not self.unrotated and not any(self.windows)
-        return whole and not self.rope.query_beta and not self.attention_softcap and not self.num_experts
+    def has_plain_scores(self) -> bool:
+        """Whether all layers attend to whole contexts with scores as they are."""
+        return not any(self.windows) and not self.attention_softcap and not FAMILIES[self.architecture].has_sinks
 
 
 def load_model_config(folder: Path) -> ModelConfig:

@@ -2,6 +2,7 @@
 interpreter elsewhere."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,6 +103,18 @@ def both(
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
 
 
+SLIDING_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"] * (2 if DEVICE.type == "cuda" else 1)}
+UNLIKE: dict[str, dict[str, Any]] = {
+    "mistral, windows": {},
+    "ministral": SLIDING_AND_FULL,
+    "ministral3": {},
+    "phi3, windows and part of a head rotated": {},
+    "smollm3": {},
+    "olmo3": SLIDING_AND_FULL,
+    "gemma2": SLIDING_AND_FULL,
+    "gemma3": SLIDING_AND_FULL,
+    "gpt-oss": SLIDING_AND_FULL,
+}
 MIXED = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
 
 
@@ -111,9 +124,16 @@ def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytes
     both(request.getfixturevalue(model), MIXED, seed=1)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "granite", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen2", "granite", "olmo2", "mixtral", "qwen3moe"])
 def test_families_whose_layers_attend_alike(family: str, tmp_path: Path) -> None:
     both(resolve_model(str(write_family(tmp_path, family, num_hidden_layers=NUM_LAYERS))), MIXED, seed=1)
+
+
+@pytest.mark.parametrize("family", UNLIKE)
+def test_families_with_windows_soft_caps_sinks_and_rotations_of_their_own(family: str, tmp_path: Path) -> None:
+    """Prompts and decodes are longer than the windows."""
+    keys = {"num_hidden_layers": 4 if DEVICE.type == "cuda" else 2, **UNLIKE[family]}
+    both(resolve_model(str(write_family(tmp_path, family, **keys))), MIXED, seed=1)
 
 
 def test_sampling_that_the_kernel_does_not_know(files: ModelFiles) -> None:

@@ -1,5 +1,6 @@
 """What `attention: auto` means: with a fake flash_attn on disk and a fake GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,20 @@ def test_flash_takes_neither_float32_nor_a_cpu(
     assert resolve_attention(EngineConfig(attention="torch"), model, CUDA, torch.bfloat16) == "torch"
     with pytest.raises(ConfigError, match="'triton' is not available on cpu"):
         resolve_attention(EngineConfig(attention="triton"), model, CPU, torch.bfloat16)
+
+
+def test_windows_soft_caps_and_sinks_are_for_triton_and_heads_of_other_sizes_for_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelConfig
+) -> None:
+    install(tmp_path / "site", monkeypatch, 4, HOPPER)
+    windows = replace(model, windows=(24,) * model.num_layers)
+    with pytest.raises(ConfigError, match="'flash' is not available on cuda .*, with windows, soft caps or sinks"):
+        resolve_attention(EngineConfig(attention="flash"), windows, CUDA, torch.bfloat16)
+    rows = {
+        "triton": [windows, replace(model, attention_softcap=50.0), replace(model, architecture="gpt-oss")],
+        "torch": [replace(model, head_dim=96)],
+        "flash": [replace(model, num_experts=8, experts_per_token=2, expert_size=32)],
+    }
+    for backend, models in rows.items():
+        for one in models:
+            assert resolve_attention(EngineConfig(), one, CUDA, torch.bfloat16) == backend

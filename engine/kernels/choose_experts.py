@@ -1,0 +1,71 @@
+"""The experts of each token: those with the highest scores, weighted by the softmax of the scores."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+from runtime.device.quick_launch import QuickLaunch
+
+
+def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    """[num_tokens, experts], contiguous -> weights, float32, and int32 numbers of each token's experts:
+    [num_tokens, per_token]. normed: whether a token's weights sum to one. Scores that are NaN choose valid experts."""
+    tokens, experts = scores.shape
+    weights = torch.empty(tokens, per_token, dtype=torch.float32, device=scores.device)
+    chosen = torch.empty(tokens, per_token, dtype=torch.int32, device=scores.device)
+    overlap = dependent_launch(scores)
+    _choose[(tokens,)](
+        scores,
+        weights,
+        chosen,
+        EXPERTS=experts,
+        EXPERTS_PADDED=triton.next_power_of_2(experts),
+        PER_TOKEN=per_token,
+        PLACES=triton.next_power_of_2(per_token),
+        NORMED=normed,
+        OVERLAP=overlap,
+        num_warps=1,
+        launch_pdl=overlap,
+    )
+    return weights, chosen
+
+
+@QuickLaunch
+@triton.jit
+def _choose(
+    scores,
+    weights,
+    chosen,
+    EXPERTS: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    PLACES: tl.constexpr,
+    NORMED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program takes one token. Among equal scores the first expert is chosen."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0)
+    experts = tl.arange(0, EXPERTS_PADDED)
+    places = tl.arange(0, PLACES)
+    left = tl.load(scores + token * EXPERTS + experts, mask=experts < EXPERTS, other=float("-inf")).to(tl.float32)
+    best = tl.max(left, axis=0)
+    total = tl.sum(tl.exp(left - best), axis=0)
+    shares = tl.zeros((PLACES,), tl.float32)
+    numbers = tl.zeros((PLACES,), tl.int32)
+    for place in tl.static_range(PER_TOKEN):
+        top = tl.max(left, axis=0)
+        number = tl.minimum(tl.min(tl.where(left == top, experts, EXPERTS_PADDED), axis=0), EXPERTS - 1)
+        shares = tl.where(places == place, tl.exp(top - best), shares)
+        numbers = tl.where(places == place, number, numbers)
+        left = tl.where(experts == number, float("-inf"), left)
+    if NORMED:
+        total = tl.sum(shares, axis=0)
+    at = token * PER_TOKEN + places
+    tl.store(weights + at, shares / total, mask=places < PER_TOKEN)
+    tl.store(chosen + at, numbers, mask=places < PER_TOKEN)

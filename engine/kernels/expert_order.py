@@ -1,0 +1,69 @@
+"""The pairs of a token and one of its experts in the order of the experts: a counting sort."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+from runtime.device.quick_launch import QuickLaunch
+
+AT_ONCE = 1024  # pairs that a program loads
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOrder:
+    """int32. Pair p is place p % per_token of token p // per_token. Expert e has `pairs[first[e] : first[e + 1]]`, in
+    ascending order."""
+
+    pairs: Tensor  # [tokens * per_token]
+    first: Tensor  # [experts + 1]
+
+
+def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
+    """chosen: int32 [num_tokens, per_token], the experts of each token."""
+    count = chosen.numel()
+    order = ExpertOrder(
+        torch.empty(count, dtype=torch.int32, device=chosen.device),
+        torch.empty(num_experts + 1, dtype=torch.int32, device=chosen.device),
+    )
+    overlap = dependent_launch(chosen)
+    _order[(num_experts,)](
+        chosen,
+        order.pairs,
+        order.first,
+        count,
+        EXPERTS=num_experts,
+        AT_ONCE=min(AT_ONCE, triton.next_power_of_2(count)),
+        OVERLAP=overlap,
+        num_warps=4,
+        launch_pdl=overlap,
+    )
+    return order
+
+
+@QuickLaunch
+@triton.jit
+def _order(chosen, pairs, first, count, EXPERTS: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr):
+    """A program takes one expert, and counts the pairs of those before it."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert = tl.program_id(0)
+    places = tl.arange(0, AT_ONCE)
+    before = tl.zeros((AT_ONCE,), tl.int32)
+    for start in range(0, count, AT_ONCE):
+        experts = tl.load(chosen + start + places, mask=start + places < count, other=EXPERTS)
+        before += (experts < expert).to(tl.int32)
+    at = tl.sum(before, axis=0)
+    tl.store(first + expert, at)
+    for start in range(0, count, AT_ONCE):
+        experts = tl.load(chosen + start + places, mask=start + places < count, other=EXPERTS)
+        own = (experts == expert).to(tl.int32)
+        tl.store(pairs + at + tl.cumsum(own, axis=0) - own, start + places, mask=own > 0)
+        at += tl.sum(own, axis=0)
+    if expert == EXPERTS - 1:
+        tl.store(first + EXPERTS, at)

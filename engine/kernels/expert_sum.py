@@ -1,0 +1,58 @@
+"""The weighted sum of what a token's experts have computed."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+from runtime.device.quick_launch import QuickLaunch
+
+COLUMNS = 1024  # that a program takes
+
+
+def expert_sum(outputs: Tensor, weights: Tensor) -> Tensor:
+    """[num_tokens * per_token, hidden] and [num_tokens, per_token] -> [num_tokens, hidden]"""
+    tokens, per_token = weights.shape
+    hidden = outputs.shape[1]
+    result = torch.empty(tokens, hidden, dtype=outputs.dtype, device=outputs.device)
+    columns = min(COLUMNS, triton.next_power_of_2(hidden))
+    overlap = dependent_launch(outputs)
+    _expert_sum[(tokens, triton.cdiv(hidden, columns))](
+        outputs,
+        weights,
+        result,
+        HIDDEN=hidden,
+        PER_TOKEN=per_token,
+        COLUMNS=columns,
+        OVERLAP=overlap,
+        num_warps=4,
+        launch_pdl=overlap,
+    )
+    return result
+
+
+@QuickLaunch
+@triton.jit
+def _expert_sum(
+    outputs,
+    weights,
+    result,
+    HIDDEN: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < HIDDEN
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for place in tl.static_range(PER_TOKEN):
+        pair = token * PER_TOKEN + place
+        values = tl.load(outputs + pair * HIDDEN + columns, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(weights + pair) * values
+    tl.store(result + token * HIDDEN + columns, total.to(result.dtype.element_ty), mask=mask)

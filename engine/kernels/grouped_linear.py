@@ -1,0 +1,175 @@
+"""Matrix products of rows with the weights of each row's expert, with the experts' activations inside.
+
+Rows of one expert form tiles. How many tiles an expert has is found on the device: the grid is as large as it can be,
+and programs without a tile end at once, so a CUDA graph can capture the launch.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.expert_order import ExpertOrder
+from engine.model.experts import ClampedGate
+from runtime.device.quick_launch import QuickLaunch
+
+
+class Tiles(NamedTuple):
+    rows: int
+    columns: int  # of the product, before the activations halve them
+    inner: int
+    num_warps: int
+    num_stages: int
+
+
+FEW_ROWS = Tiles(16, 64, 128, 4, 4)  # up to 16 rows of an expert on average
+SOME_ROWS = Tiles(64, 128, 64, 4, 4)  # up to 64
+MANY_ROWS = Tiles(128, 128, 64, 8, 3)
+FLOAT_TILES = Tiles(16, 32, 32, 4, 1)
+
+
+def tiles_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+    if dtype == torch.float32:
+        return FLOAT_TILES
+    rows = pairs / num_experts
+    return FEW_ROWS if rows <= 16 else SOME_ROWS if rows <= 64 else MANY_ROWS
+
+
+def grouped_linear(
+    x: Tensor,
+    weights: Tensor,
+    order: ExpertOrder,
+    *,
+    pairs_per_row: int = 1,
+    gated: bool = False,
+    clamped: ClampedGate | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Row p of the result [pairs, n] is x[p // pairs_per_row] @ weights[expert of pair p].T; weights: [experts, n, k].
+
+    gated: `weights` is [experts, 2 * n, k], and the result is what the activation makes of gates and ups; see Experts.
+    """
+    pairs, (num_experts, n, k) = len(order.pairs), weights.shape
+    if gated:
+        n //= 2
+    out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
+    tiles = tiles or tiles_for(pairs, num_experts, x.dtype)
+    columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
+    block_n = columns // 2 if gated else columns
+    inner = min(tiles.inner, max(16, triton.next_power_of_2(k)))
+    overlap = dependent_launch(x)
+    _grouped_linear[(triton.cdiv(n, block_n), pairs // tiles.rows + min(num_experts, pairs))](
+        x,
+        weights,
+        x if clamped is None else clamped.biases,
+        out,
+        order.pairs,
+        order.first,
+        weights.stride(0),
+        weights.stride(1),
+        weights.stride(2),
+        0.0 if clamped is None else clamped.alpha,
+        0.0 if clamped is None else clamped.limit,
+        N=n,
+        K=k,
+        EXPERTS=num_experts,
+        EXPERTS_PADDED=triton.next_power_of_2(num_experts),
+        PAIRS_PER_ROW=pairs_per_row,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=block_n,
+        BLOCK_K=inner,
+        GATED=gated,
+        CLAMPED=clamped is not None,
+        EVEN=n % block_n == 0 and k % inner == 0,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        OVERLAP=overlap,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+@QuickLaunch
+@triton.jit
+def _grouped_linear(
+    x,
+    weights,
+    biases,
+    out,
+    pairs,
+    first,
+    expert_stride,
+    row_stride,
+    inner_stride,
+    alpha,
+    limit,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    width: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    tile = tl.program_id(1)
+    experts = tl.arange(0, EXPERTS_PADDED)
+    is_expert = experts < EXPERTS
+    counts = tl.load(first + experts + 1, mask=is_expert, other=0) - tl.load(first + experts, mask=is_expert, other=0)
+    tiles = (counts + BLOCK_M - 1) // BLOCK_M
+    is_before = tl.cumsum(tiles, axis=0) <= tile
+    expert = tl.sum(is_before.to(tl.int32), axis=0)
+    if expert < EXPERTS:
+        before = tl.sum(tl.where(is_before, tiles, 0), axis=0)
+        rows = tl.load(first + expert) + (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
+        is_pair = rows < tl.load(first + expert + 1)
+        pair = tl.load(pairs + rows, mask=is_pair, other=0)
+        columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inner = tl.arange(0, BLOCK_K)
+        lanes = tl.arange(0, width)
+        weight_rows = tl.program_id(0) * width + lanes  # gates and ups in turn
+        is_row = weight_rows < (2 * N if GATED else N)
+        if GATED and not CLAMPED:
+            is_row = tl.program_id(0) * BLOCK_N + lanes // 2 < N
+            weight_rows = tl.program_id(0) * BLOCK_N + lanes // 2 + lanes % 2 * N
+        at_x = x + (pair // PAIRS_PER_ROW).to(tl.int64)[:, None] * K + inner[None, :]
+        at_weights = weights + expert.to(tl.int64) * expert_stride
+        at_weights += weight_rows.to(tl.int64)[None, :] * row_stride + inner.to(tl.int64)[:, None] * inner_stride
+        product = tl.zeros((BLOCK_M, width), tl.float32)
+        for start in tl.range(0, K, BLOCK_K):
+            if EVEN:
+                left = tl.load(at_x)
+                right = tl.load(at_weights)
+            else:
+                in_k = start + inner < K
+                left = tl.load(at_x, mask=in_k[None, :], other=0.0)
+                right = tl.load(at_weights, mask=in_k[:, None] & is_row[None, :], other=0.0)
+            product = tl.dot(left, right, product, input_precision=PRECISION)
+            at_x += BLOCK_K
+            at_weights += BLOCK_K * inner_stride
+        if CLAMPED:
+            product += tl.load(biases + expert * (2 * N) + weight_rows, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            gate, up = tl.split(tl.reshape(product, (BLOCK_M, BLOCK_N, 2)))
+            if CLAMPED:
+                gate = tl.minimum(gate, limit)
+                product = (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * gate * tl.sigmoid(alpha * gate)
+            else:
+                product = gate * tl.sigmoid(gate) * up
+        at = out + pair.to(tl.int64)[:, None] * N + columns[None, :]
+        tl.store(at, product.to(out.dtype.element_ty), mask=is_pair[:, None] & (columns < N)[None, :])

@@ -1,0 +1,50 @@
+"""The MLPs among which a layer with experts chooses, and what they compute, in plain torch. Triton kernels are in
+engine/kernels."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gpt-oss's activation, (up + 1) * gate * sigmoid(alpha * gate) of bounded inputs. Gates and ups take turns."""
+
+    biases: Tensor  # [experts, 2 * width]
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    gates_ups: Tensor  # [experts, 2 * width, hidden]: all gates, then all ups
+    downs: Tensor  # [experts, hidden, width]
+    clamped: ClampedGate | None = None  # None: silu(gate) * up
+
+
+def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    """[num_tokens, experts] -> weights, float32, and numbers of each token's experts: [num_tokens, per_token]. normed:
+    whether a token's weights sum to one."""
+    weights, chosen = scores.softmax(-1, dtype=torch.float32).topk(per_token, dim=-1)
+    return weights / weights.sum(-1, keepdim=True) if normed else weights, chosen
+
+
+def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
+    """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden], one expert after the other."""
+    added, weights = torch.zeros_like(x), weights.to(x.dtype)
+    for expert in torch.unique(chosen).tolist():
+        tokens, places = torch.where(chosen == expert)
+        activations = _activations(x[tokens] @ experts.gates_ups[expert].t(), expert, experts.clamped)
+        added.index_add_(0, tokens, activations @ experts.downs[expert].t() * weights[tokens, places, None])
+    return added
+
+
+def _activations(gates_ups: Tensor, expert: int, clamped: ClampedGate | None) -> Tensor:
+    if clamped is None:
+        gate, up = gates_ups.chunk(2, dim=-1)
+        return F.silu(gate) * up
+    gates_ups, limit = gates_ups + clamped.biases[expert], clamped.limit
+    gate, up = gates_ups[:, ::2].clamp(max=limit), gates_ups[:, 1::2].clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(clamped.alpha * gate)
