@@ -184,7 +184,7 @@ class Handoffs(AskingPeers):
             kv_blocks=event.kv_blocks,
             kv_bytes=event.kv_bytes,
             transport=event.transport,
-            cached_tokens=first.cached_tokens,
+            prompt_counts=first.prompt_counts,
         )
         request.timeline = _timeline(request, event, first)
         request.prompt_logprobs = first.prompt_logprobs

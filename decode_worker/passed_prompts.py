@@ -29,7 +29,7 @@ class PassedPrompts(AskingPeers):
             return
         assert request.submit.prefill is not None
         request.phase, request.sequence.transfer = Phase.RUNNING, passed.transfer
-        request.handoff = Handoff(request.submit.prefill.worker_id, 0, 0, TRANSPORT, passed.cached_tokens)
+        request.handoff = Handoff(request.submit.prefill.worker_id, 0, 0, TRANSPORT, passed.prompt_counts)
         request.timeline = Timeline(
             first_us=0,
             granted_us=micros(request.granted_s - request.accepted_s),

@@ -113,7 +113,7 @@ class PassedPrompts(Peers):
             passed = PrefillPassed(
                 prompt.request_id,
                 sequence.transfer,
-                sequence.num_cached_tokens,
+                sequence.prompt_counts,
                 micros(time.monotonic() - prompt.accepted_s),
                 chunks_of(sequence, prompt.accepted_s),
             )

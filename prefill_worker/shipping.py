@@ -102,7 +102,7 @@ def _first_token(job: ShippingJob, push: KvPush, output: SequenceOutput) -> Firs
         version=MAJOR,
         token_id=output.token_ids[0],
         logprobs=logprobs,
-        cached_tokens=output.sequence.num_cached_tokens,
+        prompt_counts=output.sequence.prompt_counts,
         begun_us=micros(push.started_s - job.accepted_s),
         chunks=chunks_of(output.sequence, job.accepted_s),
         prompt_logprobs=output.prompt_logprobs,

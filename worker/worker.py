@@ -16,6 +16,7 @@ from baton_proto.decoding import MAX_TEXT
 from baton_proto.pooling import GENERATE
 from baton_proto.routers.left import LeftAnswer
 from baton_proto.timeline import Timeline, micros
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Delta, Failure, Submit
 from engine.interface import Engine
 from engine.sequences.output import SequenceOutput, StepOutput
@@ -246,17 +247,11 @@ class Worker:
 
 
 def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
-    cached_tokens = None
-    if not request.started:
-        own, theirs = request.sequence.num_cached_tokens, request.handoff.cached_tokens if request.handoff else 0
-        if request.prompt_logprobs is not None:  # all of it was computed, though less was shipped
-            own = 0
-        cached_tokens = min(max(own, theirs), request.submit.num_prompt_tokens)
     delta = Delta(
         request_id=request.submit.request_id,
         token_ids=output.token_ids,
         logprobs=output.logprobs,
-        cached_tokens=cached_tokens,
+        prompt_counts=None if request.started else _prompt_counts(request),
         handoff=None if request.started else request.handoff,
         finish=output.finish,
         stop_token=output.stop_token,
@@ -269,6 +264,16 @@ def _delta(request: Request, output: SequenceOutput, weights: int) -> Delta:
     )
     request.started, request.prompt_logprobs = True, None
     return delta
+
+
+def _prompt_counts(request: Request) -> TokenCounts:
+    own = request.sequence.prompt_counts
+    if request.handoff is None:
+        return own
+    theirs = request.handoff.prompt_counts
+    if request.prompt_logprobs is not None:  # all of it was computed, though less was shipped
+        return theirs
+    return min(own, theirs, key=lambda counts: counts.computed_tokens)
 
 
 def _timeline(request: Request) -> Timeline:

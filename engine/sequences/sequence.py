@@ -19,6 +19,7 @@ from baton_proto.images import Image, Seen
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import Needs, PromptLogprobs, SamplingParams
 from baton_proto.timeline import MAX_CHUNKS
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.sequences.moves import Move
 from runtime.blocks.block_hash import SEED, block_hashes, lora_seed, sequence_hashes, with_images
@@ -167,6 +168,16 @@ class Sequence:
         """The smallest runs first and is preempted last: higher priority, then earlier arrival."""
         assert self.arrival is not None
         return (-self.priority, self.arrival)
+
+    @property
+    def prompt_counts(self) -> TokenCounts:
+        return TokenCounts(cached_tokens=self.num_cached_tokens).of_prompt(self.num_prompt_tokens)
+
+    def found(self, num_tokens: int) -> None:
+        """So many leading tokens need not be computed. What counts as cached is what the first allocation found."""
+        self.num_computed_tokens = num_tokens
+        if self.num_preemptions == 0:
+            self.num_cached_tokens = num_tokens
 
     @property
     def num_cacheable_tokens(self) -> int:

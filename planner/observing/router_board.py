@@ -13,22 +13,15 @@ from dataclasses import dataclass
 import msgspec
 
 from baton_proto.planner import Interval, LoadSample, Queue
-from baton_proto.routers.router_report import RouterReport, decode_router_report, percentile_ms
+from baton_proto.routers.router_report import RouterReport, RouterTotals, decode_router_report, percentile_ms
+from baton_proto.token_counts import TokenCounts
 from runtime.nats.client import NatsClient
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject
 
 SILENT_S = 5.0  # a router silent for longer is left out of the sums
 
-COUNTED = (  # totals whose differences are fields of Interval with the same names
-    "arrivals",
-    "input_tokens",
-    "input_tokens_squared",
-    "cached_tokens",
-    "finished",
-    "output_tokens",
-    "local_prefills",
-)
+COUNTED = {*RouterTotals.__struct_fields__} & {*Interval.__struct_fields__}  # an interval has their differences
 
 
 @dataclass(slots=True)
@@ -67,12 +60,13 @@ class RouterBoard:
     def queue(self) -> Queue:
         """The sum of the routers' queues. Waiting prompts are taken to be cached as much as started ones."""
         talking = self._talking()
-        started = sum(heard.last.totals.started_tokens for heard in talking)
-        cached = sum(heard.last.totals.cached_tokens for heard in talking)
+        ran = TokenCounts()
+        for heard in talking:
+            ran.add(heard.last.totals)
         waiting_tokens = sum(heard.last.queue.prompt_tokens for heard in talking)
         return Queue(
             self.waiting(),
-            round(waiting_tokens * (1 - cached / max(1, started))),
+            round(waiting_tokens * (1 - (ran.hit_rate or 0.0))),
             max((heard.last.queue.oldest_s for heard in talking), default=0.0),
         )
 

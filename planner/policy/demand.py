@@ -4,7 +4,7 @@ import math
 
 from msgspec import Struct
 
-from baton_proto.planner import DECODE, Observation
+from baton_proto.planner import DECODE, Interval, Observation
 from planner.policy.observation import of_role
 from planner.policy.sizing import Lengths
 
@@ -25,22 +25,20 @@ class Sums(Struct, frozen=True):
     context_tokens: float = 0.0
 
 
+COUNTED = {*Sums.__struct_fields__} & {*Interval.__struct_fields__}
+
+
 def counted(sums: Sums, observation: Observation) -> Sums:
     """The sums with one more interval."""
     interval = observation.interval
     keep = math.exp(-interval.duration_s / MEMORY_S)
     decoders = of_role(observation, DECODE)
-    return Sums(
-        keep * sums.requests + interval.arrivals,
-        keep * sums.input_tokens + interval.input_tokens,
-        keep * sums.input_tokens_squared + interval.input_tokens_squared,
-        keep * sums.cached_tokens + interval.cached_tokens,
-        keep * sums.local_prefills + interval.local_prefills,
-        keep * sums.finished + interval.finished,
-        keep * sums.output_tokens + interval.output_tokens,
-        keep * sums.running + sum(worker.running for worker in decoders),
-        keep * sums.context_tokens + sum(worker.context_tokens for worker in decoders),
-    )
+    new = {name: getattr(interval, name) for name in COUNTED} | {
+        "requests": interval.arrivals,
+        "running": sum(worker.running for worker in decoders),
+        "context_tokens": sum(worker.context_tokens for worker in decoders),
+    }
+    return Sums(**{name: keep * getattr(sums, name) + number for name, number in new.items()})
 
 
 def lengths(sums: Sums) -> Lengths | None:

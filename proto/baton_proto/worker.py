@@ -19,6 +19,7 @@ from baton_proto.kv_events import DEFAULT_HASH_SEED, HashSeed, Stored
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
 from baton_proto.timeline import Chunks, Timeline
+from baton_proto.token_counts import TokenCounts
 
 MAJOR = 1
 SERVICE = "baton.worker.v1.Worker"
@@ -99,7 +100,7 @@ class Handoff(Struct, frozen=True):
     kv_blocks: Small
     kv_bytes: Count
     transport: Name
-    cached_tokens: Small  # prefix hit on the prefill worker
+    prompt_counts: TokenCounts  # of the prefill worker
 
 
 class Failure(Struct, frozen=True):
@@ -119,7 +120,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     request_id: Name
     token_ids: Annotated[list[Small], Rows] = []
     logprobs: Annotated[list[TokenLogprobs], Rows] = []
-    cached_tokens: Small | None = None  # with the first token: prompt tokens that were cached
+    prompt_counts: TokenCounts | None = None  # with the first token
     handoff: Handoff | None = None  # with the first token of a remote prefill
     finish: Name | None = None  # "stop" | "length" | "repetition" | "cancelled"
     stop_token: Small | None = None  # the EOS or stop token that ended it, which is the last of token_ids
@@ -134,7 +135,7 @@ class Delta(Struct, frozen=True, omit_defaults=True):
     @property
     def hurries(self) -> bool:
         """Whether it is the first or the last one, which a client waits for."""
-        return self.cached_tokens is not None or self.finish is not None or self.failure is not None
+        return self.prompt_counts is not None or self.finish is not None or self.failure is not None
 
 
 class StepMessage(Struct, frozen=True, tag="step"):
@@ -194,7 +195,7 @@ class PrefillPassed(Struct, frozen=True, tag="passed"):
 
     request_id: Name
     transfer: Packed  # JSON that the other server takes as `kv_transfer_params`; empty: none is needed
-    cached_tokens: Small  # prefix hit on the prefill worker
+    prompt_counts: TokenCounts  # of the prefill worker
     took_us: Count = 0  # since the prompt's arrival
     chunks: Chunks = []  # likewise
 
@@ -209,7 +210,7 @@ class FirstToken(Struct, frozen=True):
     version: Count
     token_id: Small
     logprobs: TokenLogprobs | None
-    cached_tokens: Small  # prefix hit on the prefill worker
+    prompt_counts: TokenCounts  # of the prefill worker
     begun_us: Count = 0  # from the prompt's arrival to the begin of its push
     chunks: Chunks = []  # since the prompt's arrival
     prompt_logprobs: PromptLogprobs | None = None

@@ -2,7 +2,7 @@
 what others keep and a scrape reads is in router/views/gauges.py."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from functools import partial
 from types import NoneType
 from typing import Final
 
@@ -10,6 +10,7 @@ from prometheus_client import generate_latest
 
 from baton_proto.placement_words import PLACED
 from baton_proto.routers.router_report import BUCKETS, RouterTotals
+from baton_proto.token_counts import TOKEN_COUNTS, TokenCounts
 from router.counters.recent import Recent
 from router.counters.usage import Payer, Usage
 from runtime.discovery.worker_key import WorkerKey
@@ -48,16 +49,11 @@ REFUSALS: Final[dict[type, str]] = {  # the first that fits
 }
 
 
-@dataclass(slots=True)
-class Flow:
-    """What has gone through one worker, as this router saw it."""
-
-    prompt_tokens: int = 0  # of prompts that the worker ran, once their first token has come
-    cached_tokens: int = 0  # part of these that nobody had to compute
-    output_tokens: int = 0  # that the worker decoded
-
-
-FLOW: Final = tuple(field.name for field in fields(Flow))
+ENDED: Final = (  # what TOKEN_COUNTS are of the requests that have ended
+    "Prompt tokens of ended requests that a worker has run",
+    "Prompt tokens that no worker had to compute",
+    "Output tokens of ended requests",
+)
 
 
 class ApiMetrics(ProcessMetrics):
@@ -98,7 +94,7 @@ class RouterMetrics(ApiMetrics):
         self.placements: Counter[str] = Counter(dict.fromkeys(PLACED.values(), 0))  # of attempts
         self.failovers = 0
         self.recent = Recent()
-        self.flows: defaultdict[WorkerKey, Flow] = defaultdict(Flow)
+        self.flows: defaultdict[WorkerKey, TokenCounts] = defaultdict(TokenCounts)  # of prompts that began, and output
         self.requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))  # that have ended
         self.usage = Usage()  # of ended requests
         self._expose(Payer._fields if of_process else Payer._fields[:-1])  # the model is every line's label there
@@ -127,15 +123,8 @@ class RouterMetrics(ApiMetrics):
         ended = "Requests that have ended, of those that were not refused at once"
         counter("requests", ended, _each(self.requests), "outcome")
         counter("placements", "Attempts, by where the prompt runs and why", _each(self.placements), "reason")
-        ran = "Prompt tokens of ended requests that a worker has run"
-        counter("prompt_tokens", ran, lambda: self.usage.of(0, len(payers)), *payers)
-        counter(
-            "cached_tokens",
-            "Prompt tokens that no worker had to compute",
-            lambda: self.usage.of(1, len(payers)),
-            *payers,
-        )
-        counter("output_tokens", "Output tokens of ended requests", lambda: self.usage.of(2, len(payers)), *payers)
+        for name, what in zip(TOKEN_COUNTS, ENDED, strict=True):
+            counter(name, what, partial(self.usage.of, name, len(payers)), *payers)
         counter("usage_lines_lost", "Lines of logging.usage not written", lambda: self.usage.lines_lost())
         counter("failovers", "Attempts that lost a worker", lambda: self.failovers)
 

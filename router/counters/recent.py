@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton_proto.timeline import Timeline
+from baton_proto.token_counts import TokenCounts, counts_of_request
 from baton_proto.worker import Handoff
 from router.placement.decisions import callers_id
 
@@ -45,8 +46,7 @@ class Service:
     transport: str = ""
     attempts: int = 0
     started: bool = False  # a worker has computed the prompt
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    tokens: TokenCounts = field(default_factory=TokenCounts)  # of the prompt: once `started`
     accepted_tokens: int = 0  # of the output: they were guessed before they were computed
     arrived_s: float = 0.0
     first_s: float = 0.0  # of its output; without any, as `arrived_s`
@@ -63,6 +63,10 @@ class RecentRequest:
     outcome: str = ""  # a value of OUTCOMES; empty: it runs
     ended_s: float = 0.0
     key: str = ""  # the name of the key that its caller has shown; empty: none is asked for
+
+    @property
+    def tokens(self) -> TokenCounts:
+        return counts_of_request(self.prompt_tokens, [choice.tokens for choice in self.choices])
 
 
 class Recent:

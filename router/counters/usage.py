@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
-from msgspec import Struct
 from msgspec.json import Encoder
+from msgspec.structs import asdict
 
+from baton_proto.token_counts import TokenCounts
 from runtime.own_files import as_config_error, open_log
 from runtime.sparing import Sparing
 from runtime.telemetry.metrics import Samples
@@ -40,22 +41,6 @@ class Payer(NamedTuple):
 NOBODY: Final = Payer()
 
 
-class UsageLine(Struct, frozen=True):
-    """One request. Fields are added, never renamed: programs read them."""
-
-    time: float  # of its end, in Unix time
-    router: str
-    request_id: str
-    key: str
-    tenant: str
-    model: str
-    outcome: str
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    duration_ms: float
-
-
 class UsageLog:
     """Appends lines to a file, or to stdout. On the event loop a line costs its encoding. A thread writes, and opens
     the file each time, so that it may be moved away at any time."""
@@ -74,12 +59,11 @@ class UsageLog:
         self._thread = threading.Thread(target=self._write_all, name="usage", daemon=True)
         self._thread.start()
 
-    def add(
-        self, payer: Payer, request_id: str, outcome: str, tokens: tuple[int, int, int], duration_ms: float
-    ) -> None:
+    def add(self, payer: Payer, request_id: str, outcome: str, tokens: TokenCounts, duration_ms: float) -> None:
+        """Fields are added, never renamed: programs read them."""
         self.lost += len(self._waiting) == MAX_WAITING
-        now_s = round(time.time(), 3)
-        line = UsageLine(now_s, self._router_id, request_id, *payer, outcome, *tokens, duration_ms)
+        line = {"time": round(time.time(), 3), "router": self._router_id, "request_id": request_id}
+        line |= payer._asdict() | {"outcome": outcome} | asdict(tokens) | {"duration_ms": duration_ms}
         self._waiting.append(_encode(line) + b"\n")
 
     def close(self) -> None:
@@ -123,27 +107,22 @@ class Usage:
 
     def __init__(self) -> None:
         self.log: UsageLog | None = None
-        self._tokens: dict[Payer, list[int]] = {}
+        self._tokens: dict[Payer, TokenCounts] = {}
 
-    def add(
-        self, payer: Payer, request_id: str, outcome: str, tokens: tuple[int, int, int], duration_ms: float
-    ) -> None:
-        """A request has ended. `tokens`: of its prompt (0 where no worker ran it), of what nobody had to compute of it,
-        and of its output."""
-        counts = self._tokens.get(payer) or self._begun(payer)
-        for kind, number in enumerate(tokens):
-            counts[kind] += number
+    def add(self, payer: Payer, request_id: str, outcome: str, tokens: TokenCounts, duration_ms: float) -> None:
+        """A request has ended. `tokens`: 0 of a prompt that no worker ran."""
+        (self._tokens.get(payer) or self._begun(payer)).add(tokens)
         if self.log is not None:
             self.log.add(payer, request_id, outcome, tokens, duration_ms)
 
-    def of(self, kind: int, labels: int = len(Payer._fields)) -> Samples:
-        """The counts of a kind, by its place in the tokens of a request, with the first `labels` of a payer."""
-        return [(payer[:labels], counts[kind]) for payer, counts in list(self._tokens.items())]
+    def of(self, name: str, labels: int = len(Payer._fields)) -> Samples:
+        """The counts of this name, with the first `labels` of a payer."""
+        return [(payer[:labels], getattr(counts, name)) for payer, counts in list(self._tokens.items())]
 
     def lines_lost(self) -> int:
         return 0 if self.log is None else self.log.lost
 
-    def _begun(self, payer: Payer) -> list[int]:
+    def _begun(self, payer: Payer) -> TokenCounts:
         if len(self._tokens) >= MAX_PAYERS:
             payer = Payer(OTHERS, OTHERS, payer.model)
-        return self._tokens.setdefault(payer, [0, 0, 0])
+        return self._tokens.setdefault(payer, TokenCounts())

@@ -170,7 +170,7 @@ class Choice:
         self._tokens_due = 0  # the tenant is not to blame
         self._tally.worker_lost(str(lost))
         log.warning("worker lost in a request", request_id=self._request.request_id, reason=str(lost))
-        if self._tally.output_tokens - self._tally.tried[-1].output_before > FAR_TOKENS:
+        if self._tally.tokens.output_tokens - self._tally.tried[-1].output_before > FAR_TOKENS:
             self._prompt.died.clear()
             self._prompt.lost.clear()
         if lost.died is not None:
@@ -236,12 +236,11 @@ class Choice:
 
     def _check_queue(self, turn: Turn[Assignment], facts: Request) -> None:
         """Raises TooLate. Of those before it as much is taken for cached as of those that have run."""
-        parts, totals = self._parts, self._parts.metrics.totals
-        uncached = 1 - totals.cached_tokens / max(1, totals.started_tokens)
+        parts, cached = self._parts, self._parts.metrics.totals.hit_rate or 0.0
         weighing = parts.assigner.weigh_soonest(
             facts, self._max_tokens, self._hashes, is_dated=self._due_on_worker() is not None
         )
-        starts = [(n, round(n * (1 - uncached))) for n in parts.queue.prompts_before(turn)]
+        starts = [(n, round(n * cached)) for n in parts.queue.prompts_before(turn)]
         before = Work(sum(n - start for n, start in starts), sum(prefill_pairs(start, n) for n, start in starts))
         check_in_time(weighing, before, self._due_ms())
 
@@ -360,8 +359,8 @@ class Choice:
         for delta in deltas:
             token_ids += delta.token_ids
             logprobs += delta.logprobs
-            if delta.cached_tokens is not None:
-                self._tally.prompt_done(assignment.placement, delta.cached_tokens, delta.handoff, delta.timeline)
+            if delta.prompt_counts is not None:
+                self._tally.prompt_done(assignment.placement, delta.prompt_counts, delta.handoff, delta.timeline)
             prompt_logprobs = prompt_logprobs or delta.prompt_logprobs
             weights = weights or delta.weights
             self._tally.accepted_tokens += delta.accepted_tokens

@@ -8,6 +8,8 @@ closing the iterator.
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
+from msgspec.structs import replace
+
 from router.counters.tally import RequestTally
 from router.counters.usage import Payer
 from router.requests.choice import Choice, Parts
@@ -34,7 +36,7 @@ def _charged(account: Account | None, tally: RequestTally) -> Iterator[None]:
     try:
         yield
     finally:
-        account.spend(tally.output_tokens)
+        account.spend(tally.tokens.output_tokens)
 
 
 class Generator:
@@ -75,7 +77,8 @@ class Generator:
                         async for _, piece in merged:
                             yield piece
         num_output_tokens = sum(len(choice.output) for choice in choices)
-        yield Finished(prompt.num_tokens, num_output_tokens, tally.cached_tokens, tally.choices)
+        told = replace(tally.tokens, prompt_tokens=prompt.num_tokens, output_tokens=num_output_tokens)
+        yield Finished(told, tally.choices)
 
     def limits(self) -> Limits:
         """Limits that validation needs before a request is made."""

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from baton_proto.images import Image
 from baton_proto.pooling import Pooling
 from baton_proto.sampling import PromptLogprobs, SamplingParams, TokenLogprobs
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import NO_HINT, CacheHint
 from router.counters.recent import Service
 from router.parsing.events import Event, Text
@@ -85,9 +86,7 @@ class Piece(Struct, frozen=True, gc=False):
 class Finished(Struct, frozen=True):
     """Last item of the stream."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    tokens: TokenCounts
     served_by: Sequence[Service] = ()
 
     @property
@@ -96,14 +95,12 @@ class Finished(Struct, frozen=True):
 
     @property
     def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+        return self.tokens.prompt_tokens + self.tokens.output_tokens
 
 
 def sum_of(requests: Sequence[Finished]) -> Finished:
     """Adds up the prompts of one call."""
-    return Finished(
-        sum(one.prompt_tokens for one in requests),
-        sum(one.completion_tokens for one in requests),
-        sum(one.cached_tokens for one in requests),
-        [service for one in requests for service in one.served_by],
-    )
+    tokens = TokenCounts()
+    for one in requests:
+        tokens.add(one.tokens)
+    return Finished(tokens, [service for one in requests for service in one.served_by])

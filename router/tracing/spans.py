@@ -4,9 +4,16 @@ OpenTelemetry's conventions for generative AI where there is one; the others beg
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec.structs import astuple
+
 from router.counters.recent import RecentRequest
 from router.views.hops import Hop, hops
 
+USAGE = (  # attributes that tell TOKEN_COUNTS
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.output_tokens",
+)
 FACTS = {  # fields of a hop -> attributes, where the field has a value
     "worker": "baton.worker",
     "tokens": "baton.tokens",
@@ -46,9 +53,7 @@ def _request_facts(request: RecentRequest) -> dict[str, Any]:
     return {
         "gen_ai.provider.name": "baton",
         "gen_ai.request.choice.count": len(request.choices),
-        "gen_ai.usage.input_tokens": request.prompt_tokens,
-        "gen_ai.usage.output_tokens": sum(choice.output_tokens for choice in request.choices),
-        "gen_ai.usage.cache_read.input_tokens": min((choice.cached_tokens for choice in request.choices), default=0),
+        **dict(zip(USAGE, astuple(request.tokens), strict=True)),
         "baton.accepted_tokens": sum(choice.accepted_tokens for choice in request.choices),
         "baton.request_id": request.request_id,
         "baton.outcome": request.outcome,

@@ -1,8 +1,7 @@
 """The page's figures of all routers of a service: each asks the others for theirs once a second, and adds them up."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -10,9 +9,10 @@ from typing import Final
 import msgspec
 
 from baton_proto.decoding import decoder
-from baton_proto.routers.page_part import MAJOR, PagePart, WorkerFlow, decode_page_part, encode_page_part
+from baton_proto.routers.page_part import MAJOR, PagePart, decode_page_part, encode_page_part
 from baton_proto.routers.router_report import BUCKETS, RouterTotals
-from router.counters.metrics import FLOW, Flow, RouterMetrics
+from baton_proto.token_counts import TokenCounts
+from router.counters.metrics import RouterMetrics
 from router.requests.admission import AdmissionQueue, QueueView
 from router.siblings import Siblings
 from router.ui.requests import LISTED, RequestLine, RequestViews
@@ -50,7 +50,7 @@ class PageParts:
 
     def own(self, *, watched: bool) -> PagePart:
         view, metrics = self._queue.view(), self._metrics
-        flows = [WorkerFlow(key[0], **asdict(flow)) for key, flow in (metrics.flows.items() if watched else ())]
+        flows = [(key[0], flow) for key, flow in (metrics.flows.items() if watched else ())]
         lines = _encode_lines(self._requests.lines()) if watched else b""
         return PagePart(
             version=MAJOR,
@@ -101,14 +101,13 @@ def totals_of(parts: Sequence[PagePart]) -> RouterTotals:
     return RouterTotals(**counted, ttft=ttft, itl=itl)
 
 
-def flows_of(parts: Sequence[PagePart]) -> Mapping[str, Flow]:
+def flows_of(parts: Sequence[PagePart]) -> Mapping[str, TokenCounts]:
     """By worker id."""
-    sums: dict[str, Counter[str]] = {}
-    for flow in (flow for part in parts for flow in part.flows):
-        counted = sums.setdefault(flow.worker_id, Counter())
-        for name in FLOW:
-            counted[name] += getattr(flow, name)
-    return {worker_id: Flow(**counted) for worker_id, counted in sums.items()}
+    sums: defaultdict[str, TokenCounts] = defaultdict(TokenCounts)
+    for part in parts:
+        for worker_id, flow in part.flows:
+            sums[worker_id].add(flow)
+    return sums
 
 
 def lines_of(parts: Sequence[PagePart]) -> list[RequestLine]:

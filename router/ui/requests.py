@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, REASONS
+from baton_proto.token_counts import TokenCounts
 from router.counters.recent import Recent, RecentRequest, Service
 from router.views.explain import Explainer
 from router.views.hops import Hop, hops
@@ -17,12 +18,9 @@ LISTED: Final = 40
 CANDIDATES: Final = 12  # of each role in a story: the cheapest ones, and the chosen one
 
 
-class RequestLine(Struct, frozen=True, array_like=True):
+class RequestLine(TokenCounts, kw_only=True):
     request_id: str
     time_s: float  # of its arrival, Unix
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
     prefill_worker: str  # of its first choice; empty: the decode worker ran the prompt, or nobody did yet
     decode_worker: str
     ttft_ms: float | None
@@ -59,17 +57,15 @@ class RequestViews:
     def _line(self, request: RecentRequest) -> RequestLine:
         first = request.choices[0] if request.choices else Service(0)
         return RequestLine(
-            request.request_id,
-            round(self._epoch_s + request.arrived_s, 3),
-            request.prompt_tokens,
-            first.cached_tokens,
-            sum(choice.output_tokens for choice in request.choices),
-            first.prefill_worker,
-            first.decode_worker,
-            _ms(first.first_s - request.arrived_s) if first.output_tokens else None,
-            _ms(request.ended_s - request.arrived_s) if request.outcome else None,
-            request.outcome,
-            request.key,
+            **structs.asdict(request.tokens),
+            request_id=request.request_id,
+            time_s=round(self._epoch_s + request.arrived_s, 3),
+            prefill_worker=first.prefill_worker,
+            decode_worker=first.decode_worker,
+            ttft_ms=_ms(first.first_s - request.arrived_s) if first.tokens.output_tokens else None,
+            duration_ms=_ms(request.ended_s - request.arrived_s) if request.outcome else None,
+            outcome=request.outcome,
+            key=request.key,
         )
 
 
@@ -77,10 +73,9 @@ def _hops(request: RecentRequest, choice: Service) -> Mapping[str, object]:
     return {
         "index": choice.index,
         "attempts": choice.attempts,
-        "first_ms": _ms(choice.first_s - request.arrived_s) if choice.output_tokens else None,
+        "first_ms": _ms(choice.first_s - request.arrived_s) if choice.tokens.output_tokens else None,
         "last_ms": _ms(choice.last_s - request.arrived_s),
-        "output_tokens": choice.output_tokens,
-        "cached_tokens": choice.cached_tokens,
+        **structs.asdict(choice.tokens),
         "accepted_tokens": choice.accepted_tokens,
         "kv_blocks": choice.kv_blocks,
         "kv_bytes": choice.kv_bytes,

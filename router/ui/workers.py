@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Struct
+from msgspec.structs import asdict
 
-from router.counters.metrics import Flow
+from baton_proto.discovery import WorkerLoad
+from baton_proto.token_counts import TokenCounts
 from router.views.gauges import shown_state
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
@@ -14,7 +15,9 @@ from router.workers.pool import PooledWorker, WorkerPool
 SLICE: Final = 128  # rows without a pause: about 1 ms
 
 
-class WorkerRow(Struct, frozen=True, array_like=True):
+class WorkerRow(TokenCounts, kw_only=True):
+    """Its TokenCounts: what has gone through the worker, as the routers saw it."""
+
     worker_id: str
     role: str
     state: str  # as discovery says, or "unusable"
@@ -30,10 +33,10 @@ class WorkerRow(Struct, frozen=True, array_like=True):
     leases: int
     queued_prefill_tokens: int
     step_ms: float
-    prompt_tokens: int  # this and the next two: counters, as the routers saw them
-    cached_tokens: int
-    output_tokens: int
     note: str
+
+
+AS_REPORTED: Final = {*WorkerRow.__struct_fields__} & {*WorkerLoad.__struct_fields__}
 
 
 class WorkerRows:
@@ -43,7 +46,7 @@ class WorkerRows:
         self._ledger = ledger
         self._note = note
 
-    async def changes(self, flows: Mapping[str, Flow]) -> tuple[list[WorkerRow], list[str]]:
+    async def changes(self, flows: Mapping[str, TokenCounts]) -> tuple[list[WorkerRow], list[str]]:
         """(rows that are new or differ, ids of workers that are gone) since the last call. `flows`: by worker id. Other
         tasks run between slices of the workers."""
         changed: list[WorkerRow] = []
@@ -59,27 +62,10 @@ class WorkerRows:
             del self.rows[worker_id]
         return changed, gone
 
-    def _row(self, worker: PooledWorker, flows: Mapping[str, Flow]) -> WorkerRow:
+    def _row(self, worker: PooledWorker, flows: Mapping[str, TokenCounts]) -> WorkerRow:
         record, load = worker.record, self._ledger.reported(worker.key)
-        flow = flows.get(record.worker_id) or Flow()
-        return WorkerRow(
-            record.worker_id,
-            record.role,
-            shown_state(worker),
-            load.running,
-            load.waiting,
-            load.blocks_used,
-            load.blocks_cached,
-            load.blocks_total or record.num_blocks,
-            load.host_blocks_used,
-            load.host_blocks_total,
-            load.disk_blocks_used,
-            load.disk_blocks_total,
-            load.leases,
-            load.queued_prefill_tokens,
-            round(load.step_ms, 2),
-            flow.prompt_tokens,
-            flow.cached_tokens,
-            flow.output_tokens,
-            self._note(worker),
-        )
+        told: dict[str, Any] = {name: getattr(load, name) for name in AS_REPORTED}
+        told |= asdict(flows.get(record.worker_id) or TokenCounts())
+        told |= {"blocks_total": load.blocks_total or record.num_blocks, "step_ms": round(load.step_ms, 2)}
+        state, note = shown_state(worker), self._note(worker)
+        return WorkerRow(worker_id=record.worker_id, role=record.role, state=state, note=note, **told)

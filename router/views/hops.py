@@ -48,7 +48,8 @@ class _Rows:
         self._choice = choice
         self._attempt = attempt
         self._end_s = attempt.ended_s or now_s
-        self._output = (attempt.output_after if attempt.ended_s else choice.output_tokens) - attempt.output_before
+        output = attempt.output_after if attempt.ended_s else choice.tokens.output_tokens
+        self._output = output - attempt.output_before
 
     def rows(self) -> Iterator[Hop]:
         attempt, end_s = self._attempt, self._end_s

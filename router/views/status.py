@@ -1,17 +1,18 @@
 """What `baton status` shows: the router's view of the workers, its queue, and its totals."""
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from baton_proto.discovery import UNPAIRED, WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.pooling import EMBED, GENERATE
-from router.counters.metrics import Flow, RouterMetrics
+from baton_proto.token_counts import TokenCounts, counts_of
+from router.counters.metrics import RouterMetrics
 from router.index.radix_tree import RadixTree
 from router.requests.admission import AdmissionQueue
 from router.workers.load import LoadLedger
@@ -54,7 +55,7 @@ class EventView(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class StatusView:
     router_id: str
     pool: WorkerPool
@@ -108,10 +109,10 @@ class StatusView:
 
     def _worker(self, worker: PooledWorker) -> pb.WorkerStatus:
         record, load = worker.record, asdict(self.ledger.reported(worker.key))
-        flow = self.metrics.flows.get(worker.key) or Flow()
+        flow = self.metrics.flows.get(worker.key) or TokenCounts()
         return pb.WorkerStatus(
             **{name: load[name] for name in FROM_LOAD},
-            **dataclasses.asdict(flow),
+            **asdict(flow),
             worker_id=record.worker_id,
             role=record.role,
             state=record.state,
@@ -129,12 +130,11 @@ class StatusView:
 
     def _totals(self) -> pb.Totals:
         events, metrics = self.events, self.metrics
+        tokens = replace(counts_of(metrics.totals), output_tokens=metrics.streamed_tokens)
         return pb.Totals(
             clock_s=time.monotonic(),
             requests=metrics.placements.total(),
-            prompt_tokens=metrics.totals.started_tokens,
-            cached_tokens=metrics.totals.cached_tokens,
-            output_tokens=metrics.streamed_tokens,
+            **asdict(tokens),
             event_batches=events.batches,
             events_refused=events.refused_events,
             events_malformed=events.malformed_events,

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.message import DecodeError
 
 from baton_proto.generated import inference_pb2 as pb
-from router.counters.metrics import FLOW
+from baton_proto.token_counts import TOKEN_COUNTS
 from router.siblings import Siblings
 from router.views.status import StatusView
 
 QUESTION = "status"
 QUEUE = ("waiting", "running", "capacity")
 TOTALS = (
-    *("requests", *FLOW),
+    *("requests", *TOKEN_COUNTS),
     *("events_refused", "events_malformed", "event_gaps", "snapshots"),
 )
 """Numbers that are summed. All others are the asked router's: trees are alike, and workers report to every router."""
@@ -83,7 +83,7 @@ def _worker(worker_id: str, views: Sequence[pb.StatusResponse]) -> pb.WorkerStat
     whole.CopyFrom(first)
     for other in others:
         if other.incarnation == first.incarnation:
-            _add(whole, other, FLOW)
+            _add(whole, other, TOKEN_COUNTS)
     whole.used = len(seen) == len(views) and all(worker.used for worker in seen.values())
     notes = {view.router_id: _note(seen.get(view.router_id), first) for view in views}
     if len(set(notes.values())) > 1:

@@ -97,7 +97,7 @@ async def test_a_cached_prefix_is_neither_computed_nor_shipped_again(
     assert warm.handoff is not None
     assert again.handoff is not None
     assert (cold.cached_tokens, cold.handoff.kv_blocks) == (0, 6)
-    assert (warm.cached_tokens, warm.handoff.kv_blocks, warm.handoff.cached_tokens) == (64, 2, 64)
+    assert (warm.cached_tokens, warm.handoff.kv_blocks, warm.handoff.prompt_counts.cached_tokens) == (64, 2, 64)
     assert local.cached_tokens == 80
     assert (again.cached_tokens, again.handoff.kv_blocks) == (80, 1)
     assert warm.token_ids == local.token_ids == again.token_ids
@@ -113,8 +113,8 @@ async def test_requests_of_different_hash_seeds_share_no_block_on_either_worker(
             warm = await (await router.submit(tokens, prefill=prefill_shm.target, hash_seed=hash_seed)).end()
             assert cold.handoff is not None
             assert warm.handoff is not None
-            assert (cold.cached_tokens, cold.handoff.cached_tokens, cold.handoff.kv_blocks) == (0, 0, 7)
-            assert (warm.cached_tokens, warm.handoff.cached_tokens, warm.handoff.kv_blocks) == (96, 96, 1)
+            assert (cold.cached_tokens, cold.handoff.prompt_counts.cached_tokens, cold.handoff.kv_blocks) == (0, 0, 7)
+            assert (warm.cached_tokens, warm.handoff.prompt_counts.cached_tokens, warm.handoff.kv_blocks) == (96, 96, 1)
             assert cold.token_ids == warm.token_ids
 
 
@@ -129,7 +129,7 @@ async def test_a_prefill_workers_own_cached_prefix_is_shipped(
         first = await (await router.submit(tokens, prefill=prefill_shm.target)).end()
         second = await (await other_router.submit(tokens, prefill=prefill_shm.target)).end()
     assert second.handoff is not None
-    assert (second.handoff.kv_blocks, second.handoff.cached_tokens, second.cached_tokens) == (7, 96, 96)
+    assert (second.handoff.kv_blocks, second.handoff.prompt_counts.cached_tokens, second.cached_tokens) == (7, 96, 96)
     assert second.token_ids == first.token_ids
 
 

@@ -24,7 +24,7 @@ def siblings(count: int, seed: int, shared: int = SHARED) -> list[list[int]]:
 def computed(answers: list[Answer], prompts: list[list[int]]) -> int:
     """Prompt tokens, on prefill workers."""
     return sum(
-        len(tokens) - answer.handoff.cached_tokens
+        len(tokens) - answer.handoff.prompt_counts.cached_tokens
         for answer, tokens in zip(answers, prompts, strict=True)
         if answer.handoff is not None
     )

@@ -155,7 +155,7 @@ def test_the_decode_side_gets_every_token_of_every_layer(pair: Pair, length: int
     committed = pair.event()
     assert isinstance(committed, Committed), committed
     first: FirstToken = decoder(FirstToken)(committed.payload)
-    assert (first.token_id, first.cached_tokens) == (42, 0)
+    assert (first.token_id, first.prompt_counts.cached_tokens) == (42, 0)
     assert committed.kv_blocks == len(blocks)
     assert torch.equal(arrived(pair, blocks), expected(tokens, 0))
     assert pair.results.get(timeout=TIMEOUT_S).ok
@@ -195,7 +195,7 @@ def test_a_cached_prefix_here_is_shipped_and_one_over_there_is_not(pair: Pair) -
         job = pair.ship(tokens, blocks, skip_tokens)
         committed = pair.event()
         assert isinstance(committed, Committed), committed
-        assert decoder(FirstToken)(committed.payload).cached_tokens == 64
+        assert decoder(FirstToken)(committed.payload).prompt_counts.cached_tokens == 64
         assert torch.equal(arrived(pair, blocks), expected(tokens, skip_tokens))
         assert pair.results.get(timeout=TIMEOUT_S).ok
         assert job.sequence.block_table == []

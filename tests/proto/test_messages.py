@@ -24,6 +24,7 @@ from baton_proto.routers.router_report import (
 )
 from baton_proto.sampling import SamplingParams, TokenLogprobs
 from baton_proto.timeline import PromptChunk
+from baton_proto.token_counts import TokenCounts
 from baton_proto.version import VersionError, check_major
 
 ENDPOINT = TransferEndpoint("boot-1", "/tmp/kv.sock", "127.0.0.1:7000")
@@ -37,6 +38,7 @@ SAMPLING = SamplingParams(
     logprobs=0,
     logit_bias={5: -1.5},
 )
+COUNTS = TokenCounts(100, 16)
 LOGPROBS = TokenLogprobs(-0.25, [(7, -0.25), (8, -3.0)])
 GRANT = worker.Grant("t1", "decode-0", 3, 1, [4, 5], 16, 1.5, ENDPOINT)
 TOKENS = bytes(range(16))
@@ -50,7 +52,7 @@ COMMANDS = [
 REPORTS = [
     worker.StepMessage(
         [
-            worker.Delta("r1", [7], [LOGPROBS], 16, worker.Handoff("prefill-0", 3, 4096, "shm", 16)),
+            worker.Delta("r1", [7], [LOGPROBS], COUNTS, worker.Handoff("prefill-0", 3, 4096, "shm", COUNTS)),
             worker.Delta("r2", [2], finish="stop", stop_token=2),
             worker.Delta("r3", failure=worker.Failure("prefill_lost", "gone", True, "prefill-0")),
         ],
@@ -64,12 +66,12 @@ PREFILL = [
 ]
 PREFILL_REPORTS = [
     worker.PrefillFailed("r1", worker.Failure("x", "y", False)),
-    worker.PrefillPassed("r1", b"{}", 16, 7, [PromptChunk(1, 2, 3)]),
+    worker.PrefillPassed("r1", b"{}", COUNTS, 7, [PromptChunk(1, 2, 3)]),
 ]
 RUN = Stored(None, b"\x01" * 8, b"\x02" * 8)
 UNARY = [
-    worker.FirstToken(1, 7, LOGPROBS, 16),
-    worker.FirstToken(1, 7, None, 0),
+    worker.FirstToken(1, 7, LOGPROBS, COUNTS),
+    worker.FirstToken(1, 7, None, TokenCounts()),
     worker.SnapshotRequest(1),
     worker.SnapshotChunk(3, 9, [RUN], True),
     worker.InspectRequest(1),

@@ -4,6 +4,7 @@ requests step by step until its input ends."""
 import asyncio
 import sys
 
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Delta, StepMessage, Submit
 from tests.router.scripted_worker import ScriptedWorker
 
@@ -25,13 +26,13 @@ class Batch:
         self._left = {request_id: left - 1 for request_id, left in self._left.items() if left > 1}
         new, self._new = self._new, []
         for submit in new:
-            deltas.append(self._next(submit.request_id, submit.sampling.max_tokens, cached_tokens=0))
+            deltas.append(self._next(submit.request_id, submit.sampling.max_tokens, counts=TokenCounts()))
             if submit.sampling.max_tokens > 1:
                 self._left[submit.request_id] = submit.sampling.max_tokens - 1
         return deltas
 
-    def _next(self, request_id: str, left: int, cached_tokens: int | None = None) -> Delta:
-        return Delta(request_id, [TOKEN], cached_tokens=cached_tokens, finish="length" if left == 1 else None)
+    def _next(self, request_id: str, left: int, counts: TokenCounts | None = None) -> Delta:
+        return Delta(request_id, [TOKEN], prompt_counts=counts, finish="length" if left == 1 else None)
 
 
 async def main(worker_id: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.token_counts import TokenCounts
 from router.counters.tally import Service
 from router.requests.answer import Answer
 from router.requests.body_budget import BodyBudget
@@ -53,7 +54,8 @@ class ScriptedGenerator:
             if not completed:
                 self.cancelled.set()
         served_by = [Service(i, "decode-0", "prefill-0", 3, 4096, "shm", 1, 0) for i in range(len(request.sampling))]
-        yield Finished(len(request.prompt), completion_tokens, min(16, len(request.prompt) - 1), served_by)
+        counts = TokenCounts(len(request.prompt), min(16, len(request.prompt) - 1), completion_tokens)
+        yield Finished(counts, served_by)
 
     async def _piece(self, index: int, number: int, token_id: int, answer: Answer, sampling: SamplingParams) -> Piece:
         await asyncio.sleep(0)

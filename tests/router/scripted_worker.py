@@ -16,6 +16,7 @@ from msgspec import Struct
 from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad, WorkerRecord, weights_tag
 from baton_proto.kv_events import Stored
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import (
     MAJOR,
     SERVICE,
@@ -40,6 +41,7 @@ from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import STREAM_PLANE, listening
 from runtime.streams.message_stream import MessageStream, accept_streams
 
+COUNTS = TokenCounts(cached_tokens=16)
 FIRST_TOKEN, LAST_TOKEN = 40, 90  # plain characters of the tiny model's vocabulary
 
 
@@ -80,12 +82,14 @@ async def answer_until(worker: "ScriptedWorker", submit: Submit, num_tokens: int
         token_ids.append(next_token(token_ids))
         handoff = None
         if first and submit.prefill is not None:
-            handoff = Handoff(submit.prefill.worker_id, kv_blocks=3, kv_bytes=300, transport="shm", cached_tokens=16)
+            handoff = Handoff(
+                submit.prefill.worker_id, kv_blocks=3, kv_bytes=300, transport="shm", prompt_counts=COUNTS
+            )
         worker.send(
             Delta(
                 submit.request_id,
                 token_ids=token_ids[-1:],
-                cached_tokens=16 if first else None,
+                prompt_counts=COUNTS if first else None,
                 handoff=handoff,
                 finish="length" if len(token_ids) == last else None,
                 weights=weights_tag(worker.model_hash) if first else 0,

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from baton_proto.sampling import SamplingParams
+from baton_proto.token_counts import TokenCounts
 from baton_proto.waking import Outcome
 from baton_proto.worker import Delta, Failure, Submit
 from router.counters.metrics import RouterMetrics
@@ -135,7 +136,7 @@ class Result:
 
 
 async def collect(stream: AsyncIterator[Piece | Finished]) -> Result:
-    result = Result({}, {}, {}, Finished(0, 0, 0))
+    result = Result({}, {}, {}, Finished(TokenCounts()))
     async for item in stream:
         if isinstance(item, Finished):
             result.finished = item

@@ -187,7 +187,7 @@ async def test_a_worker_whose_step_failed_is_tried_again_when_there_is_no_other(
         result = await collect(stream(router, request(10)))
         assert result.tokens == {0: greedy(PROMPT, 10)}
         assert result.finished.served_by[0].attempts == 3
-        assert result.finished.cached_tokens == 16
+        assert result.finished.tokens.cached_tokens == 16
 
 
 async def test_attempts_are_bounded(tokenizer: Tokenizer) -> None:

@@ -50,7 +50,7 @@ class Answer:
     def apply(self, delta: Delta) -> None:
         assert not self.ended, f"news after the end: {delta}"
         if not self.token_ids:
-            self.cached_tokens, self.handoff = delta.cached_tokens, delta.handoff
+            self.cached_tokens, self.handoff = delta.prompt_counts and delta.prompt_counts.cached_tokens, delta.handoff
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish, self.failure = delta.finish, delta.failure

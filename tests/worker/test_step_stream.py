@@ -11,6 +11,7 @@ import pytest_asyncio
 from baton_proto.decoding import decoder
 from baton_proto.discovery import WorkerLoad
 from baton_proto.sampling import SamplingParams, TokenLogprobs
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import (
     MAJOR,
     STEPS,
@@ -123,8 +124,8 @@ async def test_tokens_of_quick_steps_leave_together_and_the_first_and_the_last_d
     router, _ = await steps.memory.commands.get()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    router.send(Delta("r1", [1], cached_tokens=0))
-    assert (await call.read()).deltas == [Delta("r1", [1], cached_tokens=0)]
+    router.send(Delta("r1", [1], prompt_counts=TokenCounts()))
+    assert (await call.read()).deltas == [Delta("r1", [1], prompt_counts=TokenCounts())]
     for token in (2, 3, 4):
         router.send(Delta("r1", [token]))
         await asyncio.sleep(0)
@@ -139,7 +140,7 @@ async def test_a_request_that_ends_hurries_the_news_of_no_other(steps: Fixture, 
     call = await steps.open()
     call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
-    router.send(Delta("r1", [1], cached_tokens=0))
+    router.send(Delta("r1", [1], prompt_counts=TokenCounts()))
     steps.streams.step_is_over()
     for token in (2, 3):
         router.send(Delta("r1", [token]))
@@ -206,11 +207,11 @@ async def test_a_router_that_does_not_read_gets_all_news_joined_when_it_reads_ag
     call.transport.pause_reading()
     sent = 0
     while router.writable:
-        router.send(Delta("r1", list(range(sent, sent + 10_000)), cached_tokens=0))
+        router.send(Delta("r1", list(range(sent, sent + 10_000)), prompt_counts=TokenCounts()))
         sent += 10_000
         await asyncio.sleep(0)
     for token in range(sent, sent + 100):
-        router.send(Delta("r1", [token], cached_tokens=0))
+        router.send(Delta("r1", [token], prompt_counts=TokenCounts()))
         await asyncio.sleep(0)
     router.send(Delta("r1", [sent + 100], finish="length"))
     call.transport.resume_reading()
@@ -236,15 +237,15 @@ async def test_the_news_of_one_request_join_in_order_and_end_as_the_last_of_them
     call = await steps.open()
     call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
-    handoff = Handoff("prefill-0", 3, 4096, "shm", 16)
+    handoff = Handoff("prefill-0", 3, 4096, "shm", TokenCounts(cached_tokens=16))
     one, two, three = (TokenLogprobs(-float(token), [(token, -1.0)]) for token in (1, 2, 3))
-    router.send(Delta("r1", [1], [one], cached_tokens=16, handoff=handoff, weights=5))
+    router.send(Delta("r1", [1], [one], prompt_counts=TokenCounts(cached_tokens=16), handoff=handoff, weights=5))
     router.send(Delta("r2", [7]))
     router.send(Delta("r1", [2], [two]))
     router.send(Delta("r2", failure=Failure("internal", "broken", False)))
     router.send(Delta("r1", [3], [three], finish="stop", stop_token=3))
     assert (await call.read()).deltas == [
-        Delta("r1", [1, 2, 3], [one, two, three], 16, handoff, "stop", 3, weights=5),
+        Delta("r1", [1, 2, 3], [one, two, three], TokenCounts(cached_tokens=16), handoff, "stop", 3, weights=5),
         Delta("r2", [7], failure=Failure("internal", "broken", False)),
     ]
 
@@ -265,7 +266,7 @@ async def test_tokens_join_what_of_their_request_has_not_left(steps: Fixture) ->
     call = await steps.open()
     call.stream.send(SUBMIT)
     router, _ = await steps.memory.commands.get()
-    first = Delta("r1", [1], cached_tokens=3)
+    first = Delta("r1", [1], prompt_counts=TokenCounts(cached_tokens=3))
     router.send(first)
     router.send_tokens("r1", [2])
     router.send(Delta("r2", [5], [TokenLogprobs(-1.0, [])]))
@@ -275,7 +276,7 @@ async def test_tokens_join_what_of_their_request_has_not_left(steps: Fixture) ->
     router.send(Delta("r3", [9], finish="stop"))
     steps.streams.step_is_over()
     deltas = {delta.request_id: delta for delta in (await call.read()).deltas}
-    assert deltas["r1"] == Delta("r1", [1, 2], cached_tokens=3)
+    assert deltas["r1"] == Delta("r1", [1, 2], prompt_counts=TokenCounts(cached_tokens=3))
     assert (deltas["r2"].token_ids, len(deltas["r2"].logprobs)) == ([5, 6, 7], 1)
     assert deltas["r3"] == Delta("r3", [8, 9], finish="stop")
     router.send_tokens("r1", [3])

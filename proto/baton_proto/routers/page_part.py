@@ -8,17 +8,9 @@ from msgspec import Meta, Struct
 
 from baton_proto.decoding import Count, Name, Packed, Rows, Small, versioned
 from baton_proto.routers.router_report import RouterTotals
+from baton_proto.token_counts import TokenCounts
 
 MAJOR = 1
-
-
-class WorkerFlow(Struct, frozen=True, array_like=True):
-    """What has gone through a worker, as this router saw it."""
-
-    worker_id: Name
-    prompt_tokens: Count
-    cached_tokens: Count
-    output_tokens: Count
 
 
 class PagePart(Struct, frozen=True):
@@ -31,7 +23,7 @@ class PagePart(Struct, frozen=True):
     oldest_s: Annotated[float, Meta(ge=0)]
     totals: RouterTotals
     streamed_tokens: Count
-    flows: Annotated[list[WorkerFlow], Rows] = []  # this and the next: only where somebody watches the page
+    flows: Annotated[list[tuple[Name, TokenCounts]], Rows] = []  # by worker; this and the next: where somebody watches
     lines: Packed = b""  # the last requests, as the page wants them
 
 

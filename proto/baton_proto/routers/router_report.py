@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from baton_proto.decoding import Count, Name, Rows, Small, versioned
+from baton_proto.token_counts import TokenCounts
 
 MAJOR = 1
 
@@ -27,20 +28,19 @@ class RouterQueue(Struct, frozen=True):
     oldest_s: Annotated[float, Meta(ge=0)] = 0.0  # how long the first one waits
 
 
-class RouterTotals(Struct):
-    """A router counts in one of these, and sends it."""
+class RouterTotals(TokenCounts, array_like=False):
+    """A router counts in one of these, and sends it. Its TokenCounts: of the started requests' prompts, and of the
+    finished answers."""
 
     arrivals: Count = 0
     input_tokens: Count = 0  # of the prompts of all arrivals
     input_tokens_squared: Annotated[float, Meta(ge=0)] = 0.0  # sum of squares
     started: Count = 0  # requests whose first token has come
-    started_tokens: Count = 0  # of their prompts
-    cached_tokens: Count = 0  # part of started_tokens that nobody had to compute
     local_prefills: Count = 0  # of the started: those whose prompt the decode worker ran, with prefill workers there
     finished: Count = 0  # answers that ended after a token or more, for whatever reason
-    output_tokens: Count = 0  # of these answers
-    ttft: Annotated[list[Count], Rows] = []  # BUCKETS counts, from arrival to the first token
-    itl: Annotated[list[Count], Rows] = []  # of answers of two tokens and more: mean time between tokens
+    ttft: Annotated[list[Count], Rows] = field(default_factory=list)  # BUCKETS counts, from arrival to the first token
+    # Of answers of two tokens and more: mean time between tokens.
+    itl: Annotated[list[Count], Rows] = field(default_factory=list)
 
 
 class RouterReport(Struct, frozen=True):

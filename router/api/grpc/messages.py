@@ -209,9 +209,9 @@ def prompt_messages(piece: Piece, prompt: NDArray[np.uint32], tokenizer: Tokeniz
 
 def finished_message(finished: Finished, reasoning_tokens: int = 0) -> pb.Finished:
     usage = pb.Usage(
-        prompt_tokens=finished.prompt_tokens,
-        completion_tokens=finished.completion_tokens,
-        cached_tokens=finished.cached_tokens,
+        prompt_tokens=finished.tokens.prompt_tokens,
+        completion_tokens=finished.tokens.output_tokens,
+        cached_tokens=finished.tokens.cached_tokens,
         reasoning_tokens=reasoning_tokens,
     )
     served_by = [pb.ServedBy(**{name: getattr(one, name) for name in SERVED_BY}) for one in finished.served_by]

@@ -83,9 +83,9 @@ class MessageAnswer:
         message = self._message
         thought: Any = {"output_tokens_details": ThinkingTokens(self._thinking_tokens)} if self._parsed else {}
         message.usage = MessageUsage(
-            input_tokens=finished.prompt_tokens - finished.cached_tokens,
-            cache_read_input_tokens=finished.cached_tokens,
-            output_tokens=finished.completion_tokens,
+            input_tokens=finished.tokens.computed_tokens,
+            cache_read_input_tokens=finished.tokens.cached_tokens,
+            output_tokens=finished.tokens.output_tokens,
             max_tokens=UNSET if self._room is None else self._room,
             **thought,
         )

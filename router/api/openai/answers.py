@@ -22,7 +22,7 @@ class PromptTokensDetails(Struct, frozen=True):
 
     @classmethod
     def of(cls, finished: Finished) -> Self:
-        return cls(finished.cached_tokens)
+        return cls(finished.tokens.cached_tokens)
 
 
 class CompletionTokensDetails(Struct, frozen=True):
@@ -167,7 +167,7 @@ def _begun(prompts: Sequence[Prompt]) -> str:
 
 
 def usage_of(finished: Finished) -> Usage:
-    details = PromptTokensDetails.of(finished)
+    tokens, details = finished.tokens, PromptTokensDetails.of(finished)
     accepted = finished.accepted_tokens
     of_completion = CompletionTokensDetails(accepted_prediction_tokens=accepted) if accepted else UNSET
-    return Usage(finished.prompt_tokens, finished.completion_tokens, finished.total_tokens, details, of_completion)
+    return Usage(tokens.prompt_tokens, tokens.output_tokens, finished.total_tokens, details, of_completion)

@@ -57,7 +57,7 @@ class PooledAnswer:
         self._results[piece.index] = self._result(piece.pooled)
 
     def whole(self, finished: Finished) -> Struct:
-        return self._whole(PooledUsage(finished.prompt_tokens, finished.prompt_tokens))
+        return self._whole(PooledUsage(finished.tokens.prompt_tokens, finished.tokens.prompt_tokens))
 
     def _result(self, pooled: bytes) -> Any:
         return float(np.frombuffer(pooled, "<f4")[0])

@@ -78,9 +78,9 @@ class ResponseAnswer:
         response.incomplete_details = Incomplete("max_output_tokens") if self._cut else None
         response.completed_at = None if self._cut else int(time.time())
         response.usage = ResponseUsage(
-            finished.prompt_tokens,
+            finished.tokens.prompt_tokens,
             InputTokensDetails.of(finished),
-            finished.completion_tokens,
+            finished.tokens.output_tokens,
             CompletionTokensDetails(self._reasoning_tokens),
             finished.total_tokens,
         )

@@ -68,7 +68,7 @@ class TestRouters:
         assert board.take_interval([]) is None, "nothing is known of the time before"
         await say(nats, "a", 11.0, arrivals=999, input_tokens=9_999)  # as if it were lost: the next one says it all
         await say(nats, "a", 12.0, arrivals=110, input_tokens=1500, finished=4, ttft=histogram(_50=101, _400=9))
-        await say(nats, "b", 5.0, arrivals=6, input_tokens=60, started_tokens=100, cached_tokens=25)
+        await say(nats, "b", 5.0, arrivals=6, input_tokens=60, prompt_tokens=100, cached_tokens=25)
         await nats.flush()
         interval = board.take_interval([])
         assert interval is not None

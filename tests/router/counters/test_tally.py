@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from baton_proto.routers.router_report import BUCKETS, bucket_of, percentile_ms
+from baton_proto.token_counts import TokenCounts
 from router.counters.metrics import OUTCOMES, RouterMetrics
 from router.counters.tally import RequestTally, Tally
 from router.counters.usage import Payer
@@ -36,7 +37,7 @@ def test_a_request_is_counted_when_it_comes_when_it_starts_and_when_it_ends(monk
     tally, _ = Tally(metrics, 0, 100), Tally(metrics, 1, 30)
     tally.attempt()
     tally.placed(assignment(), 0.1)
-    tally.prompt_done(assignment().placement, 64, None)
+    tally.prompt_done(assignment().placement, TokenCounts(100, 64), None)
     now_s += 0.2
     tally.output(assignment(), 1)
     now_s += 0.5
@@ -44,7 +45,7 @@ def test_a_request_is_counted_when_it_comes_when_it_starts_and_when_it_ends(monk
     tally.ended()
     counted = metrics.totals
     assert (counted.arrivals, counted.input_tokens, counted.input_tokens_squared) == (2, 130, 100.0**2 + 30.0**2)
-    assert (counted.started, counted.started_tokens, counted.cached_tokens, counted.local_prefills) == (1, 100, 64, 0)
+    assert (counted.started, counted.prompt_tokens, counted.cached_tokens, counted.local_prefills) == (1, 100, 64, 0)
     assert (counted.finished, counted.output_tokens) == (1, 11)
     assert percentile_ms(counted.ttft, 0.9) == pytest.approx(200, rel=0.06)
     assert percentile_ms(counted.itl, 0.5) == pytest.approx(50, rel=0.06)
@@ -55,11 +56,11 @@ def test_a_replay_does_not_count_its_prompt_again() -> None:
     tally = Tally(metrics, 0, 100)
     short = assignment(reason=SHORT).placement
     tally.attempt()
-    tally.prompt_done(short, 32, None)
-    tally.prompt_done(short, 100, None)
+    tally.prompt_done(short, TokenCounts(100, 32), None)
+    tally.prompt_done(short, TokenCounts(100, 100), None)
     counted = metrics.totals
-    assert (counted.started, counted.started_tokens, counted.cached_tokens, counted.local_prefills) == (1, 100, 32, 1)
-    assert tally.cached_tokens == 32
+    assert (counted.started, counted.prompt_tokens, counted.cached_tokens, counted.local_prefills) == (1, 100, 32, 1)
+    assert tally.tokens.cached_tokens == 32
 
 
 def test_an_answer_without_a_token_counts_nowhere_and_one_of_a_single_token_has_no_time_between_tokens() -> None:
@@ -104,9 +105,9 @@ def test_usage_counts_the_prompt_once_and_the_output_of_all_choices() -> None:
         for cached_tokens in (64, 32):
             choice = tally.choice(0)
             choice.attempt()
-            choice.prompt_done(assignment().placement, cached_tokens, None)
+            choice.prompt_done(assignment().placement, TokenCounts(cached_tokens=cached_tokens), None)
             choice.output(assignment(), 5)
-    assert (tally.cached_tokens, tally.output_tokens) == (32, 10)
+    assert tally.tokens == TokenCounts(100, 32, 10)
     text = metrics.exposition().decode()
     for kind, tokens in (("prompt", 100), ("cached", 32), ("output", 10)):
         assert f'baton_router_{kind}_tokens_total{{key="key-1",model="tiny",tenant="acme"}} {tokens}.0' in text

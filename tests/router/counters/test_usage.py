@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_proto.token_counts import TokenCounts
 from router.counters import usage
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import RequestTally
@@ -26,15 +27,19 @@ def test_callers_beyond_the_bound_are_counted_together_and_those_before_it_go_on
     monkeypatch.setattr(usage, "MAX_PAYERS", 2)
     counted = Usage()
     for name in ("a", "b", "c", "d", "a"):
-        counted.add(Payer(name, name, "tiny"), "r", "completed", (10, 4, 1), 1.0)
-    assert dict(counted.of(0)) == {("a", "a", "tiny"): 20, ("b", "b", "tiny"): 10, ("others", "others", "tiny"): 20}
+        counted.add(Payer(name, name, "tiny"), "r", "completed", TokenCounts(10, 4, 1), 1.0)
+    assert dict(counted.of("prompt_tokens")) == {
+        ("a", "a", "tiny"): 20,
+        ("b", "b", "tiny"): 10,
+        ("others", "others", "tiny"): 20,
+    }
 
 
 def test_a_request_that_no_worker_ran_uses_nothing() -> None:
     metrics = RouterMetrics()
     with pytest.raises(OverloadedError), RequestTally(metrics, "r", 7, ACME):
         raise OverloadedError("queue", 1, 1.0)
-    assert dict(metrics.usage.of(0)) == {ACME: 0}
+    assert dict(metrics.usage.of("prompt_tokens")) == {ACME: 0}
 
 
 def test_lines_go_on_in_a_new_file_when_theirs_was_moved_away(tmp_path: Path) -> None:
@@ -62,7 +67,7 @@ def test_lines_that_come_faster_than_they_are_written_push_out_the_oldest_and_ar
     path, counted = tmp_path / "usage.jsonl", Usage()
     counted.log = UsageLog(str(path), "router-1")
     for number in range(5):
-        counted.add(ACME, f"r{number}", "completed", (1, 0, 1), 1.0)
+        counted.add(ACME, f"r{number}", "completed", TokenCounts(1, 0, 1), 1.0)
     counted.log.close()
     assert [line["request_id"] for line in lines_of(path)] == ["r2", "r3", "r4"]
     assert counted.lines_lost() == 2
@@ -79,11 +84,11 @@ def test_a_line_that_a_full_disk_has_cut_spoils_no_other(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(usage, "WRITE_S", 60.0)
     counted.log = UsageLog(str(path), "router-1")
-    counted.add(ACME, "cut", "completed", (1, 0, 1), 1.0)
+    counted.add(ACME, "cut", "completed", TokenCounts(1, 0, 1), 1.0)
     with monkeypatch.context() as full:
         full.setattr(os, "write", fill)
         counted.log.write()
-    counted.add(ACME, "whole", "completed", (1, 0, 1), 1.0)
+    counted.add(ACME, "whole", "completed", TokenCounts(1, 0, 1), 1.0)
     counted.log.close()
     last = path.read_text().splitlines()[-1]
     assert json.loads(last)["request_id"] == "whole"

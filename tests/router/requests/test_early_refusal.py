@@ -65,7 +65,7 @@ async def test_the_prompts_before_a_request_count_with_the_attention_of_what_is_
     seen: list[Work] = []
     monkeypatch.setattr(choice, "check_in_time", lambda weighing, before, due_ms: seen.append(before))
     async with routing(tokenizer, ScriptedWorker("d0", script=silent), config=one_each) as router:
-        router.metrics.totals.started_tokens, router.metrics.totals.cached_tokens = 100, 25
+        router.metrics.totals.prompt_tokens, router.metrics.totals.cached_tokens = 100, 25
         tasks = [asyncio.create_task(collect(stream(router, one))) for one in (request(), request(), due_in(9.0))]
         while not seen:
             await asyncio.sleep(0)

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton_proto.sampling import PromptLogprobs, TokenLogprobs
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Delta, Failure, StepMessage, Submit
 from router.requests import choice
 from router.requests.choice import Choice
@@ -62,8 +63,8 @@ async def test_a_request_is_placed_streamed_and_accounted(tokenizer: Tokenizer) 
         (served,) = result.finished.served_by
         assert (served.decode_worker, served.prefill_worker, served.attempts) == ("d0", "p0", 1)
         assert (served.kv_blocks, served.kv_bytes, served.transport) == (3, 300, "shm")
-        assert (result.finished.prompt_tokens, result.finished.completion_tokens) == (len(PROMPT), 10)
-        assert result.finished.cached_tokens == 16
+        assert (result.finished.tokens.prompt_tokens, result.finished.tokens.output_tokens) == (len(PROMPT), 10)
+        assert result.finished.tokens.cached_tokens == 16
         (submitted,) = decode.submits
         assert submitted.prefill is not None
         assert submitted.prefill.stream_address == prefill.stream_address
@@ -81,7 +82,7 @@ async def test_deltas_that_the_router_finds_together_are_one_piece_with_all_they
 
     async def late(worker: ScriptedWorker, submit: Submit) -> None:
         deltas = [Delta(submit.request_id, [token_id], [of]) for token_id, of in zip(tokens, told, strict=True)]
-        deltas[0] = replace(deltas[0], cached_tokens=16)
+        deltas[0] = replace(deltas[0], prompt_counts=TokenCounts(cached_tokens=16))
         deltas[-1] = replace(deltas[-1], finish="length")
         worker.send_any(StepMessage(deltas, worker.load))
 
@@ -91,7 +92,7 @@ async def test_deltas_that_the_router_finds_together_are_one_piece_with_all_they
         assert isinstance(finished, Finished)
         assert (piece.token_ids, piece.logprobs) == (tokens, told)
         assert (piece.text, piece.finish_reason) == (text_of(tokenizer, tokens), "length")
-        assert (finished.completion_tokens, finished.cached_tokens) == (4, 16)
+        assert (finished.tokens.output_tokens, finished.tokens.cached_tokens) == (4, 16)
         router.check_idle()
 
 
@@ -109,7 +110,7 @@ async def test_choices_run_beside_each_other(tokenizer: Tokenizer) -> None:
         result = await collect(stream(router, request(8, n=3)))
         assert result.tokens == dict.fromkeys(range(3), greedy(PROMPT, 8))
         assert result.reasons == dict.fromkeys(range(3), "length")
-        assert result.finished.completion_tokens == 24
+        assert result.finished.tokens.output_tokens == 24
         assert sorted(submit.sampling.seed for submit in decode.submits) == [0, 1, 2]
         assert [service.index for service in result.finished.served_by] == [0, 1, 2]
         router.check_idle()
@@ -152,7 +153,7 @@ async def test_a_first_choice_that_fails_keeps_no_other_waiting(tokenizer: Token
 
 async def test_a_grammar_that_no_worker_can_follow_is_refused_and_no_worker_is_lost(tokenizer: Tokenizer) -> None:
     async def fails_later(worker: ScriptedWorker, submit: Submit) -> None:
-        worker.send(Delta(submit.request_id, token_ids=[50], cached_tokens=0))
+        worker.send(Delta(submit.request_id, token_ids=[50], prompt_counts=TokenCounts()))
         failure = Failure("invalid", "the grammar cannot be followed", retryable=False, worker_id="d0")
         worker.send(Delta(submit.request_id, failure=failure))
 
@@ -169,7 +170,7 @@ async def test_a_grammar_that_no_worker_can_follow_is_refused_and_no_worker_is_l
 async def test_a_worker_that_scores_half_a_prompt_breaks_the_protocol(tokenizer: Tokenizer) -> None:
     async def half(worker: ScriptedWorker, submit: Submit) -> None:
         told = PromptLogprobs(0, bytes(8), bytes(8), b"", b"")
-        worker.send(Delta(submit.request_id, token_ids=[50], cached_tokens=0, prompt_logprobs=told))
+        worker.send(Delta(submit.request_id, token_ids=[50], prompt_counts=TokenCounts(), prompt_logprobs=told))
 
     asked = request(8)
     sampling = (replace(asked.sampling[0], prompt_logprobs=0),)
@@ -197,7 +198,7 @@ async def test_a_stop_string_ends_the_choice_on_the_worker_too(tokenizer: Tokeni
 
 async def test_an_eos_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
     async def script(worker: ScriptedWorker, submit: Submit) -> None:
-        worker.send(Delta(submit.request_id, token_ids=[60], cached_tokens=0))
+        worker.send(Delta(submit.request_id, token_ids=[60], prompt_counts=TokenCounts()))
         worker.send(Delta(submit.request_id, token_ids=[61, 2], finish="stop", stop_token=2))
 
     async with routing(tokenizer, ScriptedWorker("d0", script=script)) as router:

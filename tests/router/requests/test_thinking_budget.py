@@ -72,7 +72,7 @@ async def test_the_answer_goes_on_from_the_end_of_the_reasoning(tokenizer: Token
         assert tokens_of(second) == PROMPT + output[: BUDGET + len(end)]
         assert second.num_prompt_tokens == len(PROMPT)
         assert isinstance(items[-1], Finished)
-        assert items[-1].completion_tokens == 30
+        assert items[-1].tokens.output_tokens == 30
         assert items[-1].served_by[0].attempts == 2
         assert first.request_id != second.request_id
         router.check_idle()

@@ -8,10 +8,11 @@ from typing import Any, cast
 from baton_proto.discovery import WorkerLoad, WorkerRecord
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.planner_control import Plan
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Handoff
 from router.api.operators.guard import OperatorsGuard
 from router.api.operators.ui_endpoints import ModelPage, UiEndpoints
-from router.counters.metrics import Flow, RouterMetrics
+from router.counters.metrics import RouterMetrics
 from router.requests.admission import AdmissionQueue
 from router.ui.feed import Feed
 from router.ui.parts import PageParts
@@ -92,10 +93,10 @@ class Crowd:
                 step_ms=dice.uniform(5, 50),
             )
             self.ledger.report(worker.key, load)
-            flow = self.metrics.flows.setdefault(worker.key, Flow())
+            flow = self.metrics.flows.setdefault(worker.key, TokenCounts())
             flow.output_tokens += dice.randrange(1000)
             if worker.record.role == "decode" and senders:
-                handoff = Handoff(dice.choice(senders), 40, 40_000_000, "nccl", 0)
+                handoff = Handoff(dice.choice(senders), 40, 40_000_000, "nccl", TokenCounts())
                 self.metrics.recent.handed_over(worker.key[0], handoff)
 
     async def _plan(self) -> Plan:

@@ -11,6 +11,7 @@ import pytest
 from baton_proto.discovery import WorkerLoad
 from baton_proto.planner import MAJOR, Holds, Target
 from baton_proto.planner_control import Plan
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Handoff
 from router.counters.tally import RequestTally
 from router.ui import feed as feed_module
@@ -103,8 +104,8 @@ async def test_transfers_are_added_up_by_pair(crowd: Crowd) -> None:
     async with aclosing(crowd.feed.messages()) as messages:
         await following(messages)
         for _ in range(3):
-            crowd.metrics.recent.handed_over("decode-1", Handoff("prefill-1", 2, 1000, "shm", 0))
-        crowd.metrics.recent.handed_over("decode-2", Handoff("prefill-1", 2, 5000, "tcp", 0))
+            crowd.metrics.recent.handed_over("decode-1", Handoff("prefill-1", 2, 1000, "shm", TokenCounts()))
+        crowd.metrics.recent.handed_over("decode-2", Handoff("prefill-1", 2, 5000, "tcp", TokenCounts()))
         told = await until(messages, "transfers")
         assert told["transfers"] == [
             ["prefill-1", "decode-2", "tcp", 1, 5000],

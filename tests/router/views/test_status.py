@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from baton_proto.discovery import LoadReport, WorkerLoad, WorkerRecord
+from baton_proto.token_counts import TokenCounts
 from router.counters.metrics import RouterMetrics
 from router.counters.tally import Tally
 from router.index.radix_tree import RadixTree
@@ -219,7 +220,7 @@ async def test_traffic_and_events_are_counted_per_worker_and_in_all(view: View) 
             tally = Tally(view.metrics, 0, prompt_tokens)
             tally.attempt()
             tally.placed(assigned, 0.1)
-            tally.prompt_done(assigned.placement, cached_tokens, None)
+            tally.prompt_done(assigned.placement, TokenCounts(cached_tokens=cached_tokens), None)
         tally.output(served, 5)
         view.metrics.forget(("gone", 1))
         status = await view.status()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Delta
 from router.workers.inbox import Inbox
 from router.workers.pace import AT_A_TIME, PER_REQUEST_S, SHORTEST_S, Pace
@@ -39,7 +40,7 @@ async def test_tokens_of_many_requests_wait_for_their_turn_and_then_go_on_togeth
 
 
 @pytest.mark.parametrize(
-    "delta", [Delta("r", [7], cached_tokens=0), Delta("r", [7], finish="stop")], ids=["first", "last"]
+    "delta", [Delta("r", [7], prompt_counts=TokenCounts()), Delta("r", [7], finish="stop")], ids=["first", "last"]
 )
 async def test_a_first_or_last_token_waits_for_no_turn(delta: Delta) -> None:
     pace = paced(10**9)  # whose turn comes in a day
@@ -91,7 +92,7 @@ async def test_a_thousand_that_hurry_are_woken_over_turns_of_the_loop() -> None:
     readers = [asyncio.create_task(read(number)) for number in range(len(inboxes))]
     await asyncio.sleep(0)
     for inbox in inboxes:
-        inbox.put(Delta("r", [7], cached_tokens=0), at_once=True)
+        inbox.put(Delta("r", [7], prompt_counts=TokenCounts()), at_once=True)
     seen = []
     while not all(reader.done() for reader in readers):
         before = len(woken)

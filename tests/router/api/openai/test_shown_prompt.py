@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from baton_proto.sampling import MAX_PROMPT_LOGPROBS, PromptLogprobs, SamplingParams
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import MAJOR, FirstToken, encode
 from kvtransfer.wire.framing import MAX_PAYLOAD_BYTES
 from router.api.openai.shown_prompt import JsonLists, PromptWish, ShownPrompt
@@ -37,7 +38,7 @@ def test_the_largest_that_may_be_asked_for_fits_a_commit() -> None:
     for num_top in (0, 1, 20):
         num_tokens = MAX_PROMPT_LOGPROBS // (1 + num_top)
         check_prompt("logprobs", num_tokens, SamplingParams(1, prompt_logprobs=num_top))
-        first = FirstToken(MAJOR, 1, None, 0, prompt_logprobs=made_up(num_tokens - 1, num_top))
+        first = FirstToken(MAJOR, 1, None, TokenCounts(), prompt_logprobs=made_up(num_tokens - 1, num_top))
         assert len(encode(first)) < MAX_PAYLOAD_BYTES - 64 * 1024
     with pytest.raises(InvalidRequestError, match=r"^logprobs: asks for 100002 values: 50001 prompt tokens with 1 alt"):
         check_prompt("logprobs", 50001, SamplingParams(1, prompt_logprobs=1))

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from baton_proto.pooling import EMBED, GENERATE, SCORE
+from baton_proto.token_counts import TokenCounts
 from router.api.http.server import serve_http
 from router.api.serving.app import create_app
 from router.requests.fan_out import MAX_BESIDE
@@ -45,7 +46,7 @@ class PoolingGenerator(ScriptedGenerator):
         values = [len(texts[1])] if texts else [len(request.prompt), int(request.prompt[0])]
         yield Piece(0, [], "", "stop", pooled=np.array(values, "<f4").tobytes())
         self.beside -= 1
-        yield Finished(len(request.prompt), 0, 0)
+        yield Finished(TokenCounts(len(request.prompt)))
 
 
 @pytest.fixture

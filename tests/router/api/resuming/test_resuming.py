@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.token_counts import TokenCounts
 from baton_proto.worker import Delta, Submit
 from router.api.resuming.bookmark import Bookmark, Origin, Told
 from router.requests.draw import Draw
@@ -82,7 +83,7 @@ def saying(rng: random.Random, tokenizer: Tokenizer, texts: Sequence[str]) -> Sc
                     submit.request_id,
                     step,
                     [] if wanted is None else [logprobs_of(token, wanted) for token in step],
-                    cached_tokens=0 if first else None,
+                    prompt_counts=TokenCounts() if first else None,
                     finish=finish,
                     stop_token=step[-1] if finish == "stop" else None,
                 )
