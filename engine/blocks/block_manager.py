@@ -89,9 +89,7 @@ class BlockManager:
         sequence.block_table = here + new
         sequence.moves = self.tiers.moves.of(sequence.block_table)
         sequence.num_committed_blocks = len(hits)
-        sequence.num_computed_tokens = len(hits) * self.block_size
-        if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
+        sequence.found(len(hits) * self.block_size)
         self._holders[sequence] = None
         self.tiers.forgo(sequence)
         return True

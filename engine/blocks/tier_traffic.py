@@ -46,12 +46,8 @@ class TierTraffic:
         """The cached blocks that a sequence would share if it got blocks now."""
         return self._usable(self._cache.table.hits(sequence))
 
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens that a sequence without blocks would find cached if it got blocks now."""
-        return len(self.usable_hits(sequence)) * self._block_size
-
     def tokens_at_hand(self, sequence: Sequence) -> int:
-        """cached_tokens(), and what the disk brings sooner than it is computed."""
+        """Those of usable_hits(), and what the disk brings sooner than it is computed."""
         return self._num_at_hand(self._cache.table.hits(sequence)) * self._block_size
 
     def more_at_hand(self, sequence: Sequence, at_hand: int) -> int:

@@ -117,7 +117,7 @@ class Scheduler:
             shared = sequence.shared_tokens(leader, size) if leader.priority >= sequence.priority else 0
             if leader.num_computed_tokens >= shared:
                 continue
-            cached = self._tiers.cached_tokens(sequence) if cached < 0 else cached
+            cached = len(self._tiers.usable_hits(sequence)) * size if cached < 0 else cached
             left = leader.num_tokens - leader.num_scheduled_tokens
             if follows(sequence.num_tokens - cached, shared - cached, left, step_tokens):
                 sequence.leader, sequence.num_led_tokens = leader, shared

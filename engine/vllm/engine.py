@@ -256,8 +256,11 @@ class VllmEngine:
     def _note_prompt(self, sequence: Sequence, item: Any, end_s: float) -> None:
         """The first token: the prompt is computed."""
         del self._waiting[sequence.request_id]
-        sequence.num_cached_tokens = self._cached_tokens(sequence, item)
-        computed = len(self._prompt(sequence)) - sequence.num_cached_tokens
+        length = len(self._prompt(sequence))
+        stats = getattr(item, "prefill_stats", None) or item
+        cached = getattr(stats, "num_cached_tokens", sequence.num_cached_tokens)  # a server does not tell it
+        sequence.found(max(0, min(cached, length - 1)))
+        computed = length - sequence.num_cached_tokens
         self._prompt_tokens += computed
         sequence.note_chunk(self._begun_s.pop(sequence.request_id, end_s), end_s, computed)
 
@@ -279,11 +282,6 @@ class VllmEngine:
         if wanted is None:
             return None
         return scores_of(sequence.num_prompt_tokens, wanted, item.new_prompt_logprobs_tensors)
-
-    def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
-        stats = getattr(item, "prefill_stats", None)
-        cached: int = stats.num_cached_tokens if stats is not None else getattr(item, "num_cached_tokens", 0)
-        return max(0, cached)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class SharingEngine(VllmEngine):
         """vLLM ends a request whose blocks are bad. Invariant: nobody writes to them any more."""
         self._fetching.remove(sequence.request_id)
         self._forget(sequence.request_id)
-        skip = sequence.num_cached_tokens // self.cache.block_size
+        skip = sequence.num_computed_tokens // self.cache.block_size
         self.link.send(Refused(sequence.request_id, sequence.block_table[skip:]))
 
     def _reserved(self, message: Reserved) -> list[SequenceOutput]:
@@ -118,7 +118,7 @@ class SharingEngine(VllmEngine):
             self.link.send(Refused(message.request_id, written))
             return []
         sequence.block_table = message.block_ids
-        sequence.num_cached_tokens = sequence.num_computed_tokens = message.skip_tokens
+        sequence.found(message.skip_tokens)
         if len({*written}) < len(written) or not all(0 < block <= self.cache.num_blocks for block in written):
             self.release(sequence)
             return [SequenceOutput(sequence, [], [], "error", error=STRANGE_BLOCKS)]
@@ -149,7 +149,7 @@ class SharingEngine(VllmEngine):
         for chunk in self._chunks:
             sequence = self._sequences[chunk.request_id]
             if not sequence.block_table:
-                sequence.num_cached_tokens = chunk.start
+                sequence.found(chunk.start)
             sequence.block_table += chunk.new_block_ids
         items = [
             ScheduledSequence(sequence, chunk.start, chunk.end - chunk.start, chunk.end == sequence.num_tokens)

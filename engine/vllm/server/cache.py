@@ -34,12 +34,12 @@ class ExternalCache(VllmCache):
     def note(self) -> str:
         return super().note or self.told.note
 
-    def cached_tokens(self, sequence_hashes: Sequence[int]) -> int:
-        """How many tokens of a prompt are cached, by the names of its blocks."""
+    def num_held(self, sequence_hashes: Sequence[int]) -> int:
+        """How many leading blocks of a prompt are cached, by their names."""
         blocks = 0
         while blocks < len(sequence_hashes) and sequence_hashes[blocks] in self.held:
             blocks += 1
-        return blocks * self.block_size
+        return blocks
 
 
 def _hashes(data: bytes) -> list[int]:

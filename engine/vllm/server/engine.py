@@ -39,7 +39,7 @@ class ExternalEngine(VllmEngine):
         full = (sequence.num_tokens - 1) // self.cache.block_size  # the last token is always computed
         sequence.hash_blocks(full, self.cache.block_size)
         cached = sequence.sequence_hashes if sequence.sampling.prompt_logprobs is None else ()
-        sequence.num_cached_tokens = self.cache.cached_tokens(cached)
+        sequence.found(self.cache.num_held(cached) * self.cache.block_size)
         self._begun_s[sequence.request_id] = time.monotonic()  # nor when it begins
         super().add(sequence)
 
@@ -78,7 +78,7 @@ class ExternalEngine(VllmEngine):
             return  # another server has computed it, or the first token came with the last one
         begun_s, _, tokens = sequence.chunks[-1]
         beside = len(self._sequences) - len(self._waiting) - 1
-        facts = (tokens, sequence.num_cached_tokens, beside, self._context_tokens() - sequence.num_tokens)
+        facts = (tokens, len(self._prompt(sequence)) - tokens, beside, self._context_tokens() - sequence.num_tokens)
         if (step := self._prompt_times.computed(begun_s, end_s, *facts)) is not None:
             self.timed_steps.keep(step)
 
@@ -103,9 +103,6 @@ class ExternalEngine(VllmEngine):
     def _prompt_logprobs(self, sequence: Sequence, item: Any) -> PromptLogprobs | None:
         told: PromptLogprobs | None = item.prompt_logprobs
         return told
-
-    def _cached_tokens(self, sequence: Sequence, item: Any) -> int:
-        return min(sequence.num_cached_tokens, len(self._prompt(sequence)) - 1)
 
     def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
         if item.pooled:

@@ -110,7 +110,7 @@ class BlockMachine(RuleBasedStateMachine):
         hashes = sequence.sequence_hashes
         depth = next((i for i in range(limit) if hashes[i] not in cached), limit)
         if self.disk is not None:  # what lies on the disk alone does not count
-            depth = min(depth, self.manager.tiers.cached_tokens(sequence) // self.BLOCK_SIZE)
+            depth = min(depth, len(self.manager.tiers.usable_hits(sequence)))
         missing = self.manager.blocks_for(len(tokens)) - len(referenced.intersection(hashes[:depth]))
         fits = self.manager.allocate(sequence, keep_available=keep)
         assert fits == (missing + keep <= available)

@@ -202,9 +202,9 @@ def test_what_is_copied_later_than_it_would_be_computed_is_computed() -> None:
     tier.load_s = lambda num_blocks: num_blocks * 2.0  # type: ignore[method-assign]
     asks = make_sequence("asks", range(9))
     tiered.manager.tiers.compute_s = lambda num_tokens: num_tokens * 0.4
-    assert tiered.manager.tiers.cached_tokens(asks) == 0
+    assert tiered.manager.tiers.usable_hits(asks) == []
     tiered.manager.tiers.compute_s = lambda num_tokens: num_tokens * 0.5
-    assert tiered.manager.tiers.cached_tokens(asks) == 8
+    assert tiered.manager.tiers.tokens_at_hand(asks) == 8
 
 
 TestFewTieredBlockMachine, TestManyTieredBlockMachine = few_and_many(TieredBlockMachine, many=150, steps=50)

@@ -215,7 +215,7 @@ async def test_cached_tokens_are_those_that_events_have_told_when_the_request_le
         assert (output.sequence.num_cached_tokens, output.finish, output.stop_token) == (cached, "stop", 5)
     assert cache.take(Lost("gone")) == [Cleared()]
     names = sequence_hashes(block_hashes(np.array(tokens, dtype=np.uint32), BLOCK)).tolist()
-    assert cache.cached_tokens(names) == 0
+    assert cache.num_held(names) == 0
 
 
 async def test_requests_and_blocks_of_others_count_in_the_load() -> None:
