@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from runtime.calls.answer import PromptTokens
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -11,8 +13,10 @@ class Model:
     aliases: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus(PromptTokens):
+    """Its PromptTokens: of the prompts that it ran."""
+
     worker_id: str
     role: str  # "prefill" | "decode"
     state: str  # "ready", "sleeping", "draining", ...
@@ -28,9 +32,7 @@ class WorkerStatus:
     note: str  # what an operator should know
     blocks_in_tree: int
     event_batches: int
-    prompt_tokens: int  # of prompts that it ran; counters, as the next two
-    cached_tokens: int  # of these, not computed by anyone
-    output_tokens: int
+    output_tokens: int  # that it decoded
     queued_prefill_tokens: int
     step_ms: float  # duration of its last step
     host_blocks_used: int
@@ -52,13 +54,11 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(PromptTokens):
     """Counters since the routers started; two of them give rates."""
 
     clock_s: float = 0.0  # the router's clock; its zero means nothing
     requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
     output_tokens: int = 0
     event_batches: int = 0
     events_refused: int = 0

@@ -180,9 +180,8 @@ class _Answer:
             raise UnavailableError(f"prompt {self._index}: {output.error}")
         sequence, token_ids, logprobs = self.sequence, list(output.token_ids), list(output.logprobs)
         text, finish = self._text.take(token_ids, logprobs, output.finish, output.stop_token)
-        cached_tokens = min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
-        told = self._of_prompt(output.prompt_logprobs)
-        return Output(text, token_ids, finish, logprobs, cached_tokens, self._index, told)
+        cached, told = sequence.prompt_counts.cached_tokens, self._of_prompt(output.prompt_logprobs)
+        return Output(text, token_ids, finish, logprobs, cached, self._index, told)
 
     def _of_prompt(self, found: PromptLogprobs | None) -> list[TokenLogprobs]:
         if found is None:

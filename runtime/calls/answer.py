@@ -89,11 +89,15 @@ class Choice:
                 del self.tool_calls[part.index :]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
     prompt_tokens: int = 0
-    completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt: their KV was there already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage(PromptTokens):
+    completion_tokens: int = 0
     reasoning_tokens: int = 0  # of the completion, for chats that ask for parts
 
 

@@ -17,8 +17,9 @@ from textual.widgets import DataTable, Footer, Sparkline, Static
 
 from baton.cli.terminal.output import counted
 from baton.cli.top_view.columns import COLUMNS, percent, places_in, stacked
-from baton.cli.top_view.rates import Rates, RateWindow, hit_rate
+from baton.cli.top_view.rates import Rates, RateWindow
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.token_counts import counts_of
 
 SPARK_POINTS: Final = 120  # answers whose tokens/s are drawn
 
@@ -187,8 +188,7 @@ class TopApp(App[None]):
 
 
 def _service_line(status: pb.StatusResponse, rates: Rates, address: str) -> Text:
-    totals = status.totals
-    ever = percent(hit_rate(totals.prompt_tokens, totals.cached_tokens))
+    ever = percent(counts_of(status.totals).hit_rate)
     return Text.assemble(
         (", ".join(status.routers), "bold"),
         f" at {address}: {counted(len(status.workers), 'worker')}   ",

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from baton.cli.top_view.rates import WorkerRates, hit_rate
+from baton.cli.top_view.rates import WorkerRates
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.token_counts import counts_of
 
 BAR_CELLS: Final = 8
 STATE_STYLES: Final = {"ready": "green", "draining": "yellow", "sleeping": "blue"}
@@ -56,7 +57,7 @@ def _lower(worker: pb.WorkerStatus, rates: WorkerRates) -> Text:
 
 
 def _hit_rate(worker: pb.WorkerStatus) -> float | None:
-    return hit_rate(worker.prompt_tokens, worker.cached_tokens)
+    return counts_of(worker).hit_rate
 
 
 def _kv_order(worker: pb.WorkerStatus, rates: WorkerRates) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from baton_proto.generated import inference_pb2 as pb
+from baton_proto.token_counts import counts_of
 
 WINDOW_S: Final = 5.0  # that rates are taken over
 
@@ -46,11 +47,6 @@ class RateWindow:
         return _between(answers[0], now)
 
 
-def hit_rate(prompt_tokens: int, cached_tokens: int) -> float | None:
-    """The share of prompt tokens that were cached; None: there were no prompt tokens."""
-    return cached_tokens / prompt_tokens if prompt_tokens else None
-
-
 def _restarted(before: pb.StatusResponse, now: pb.StatusResponse) -> bool:
     """True when `now` is the view of other routers, or of another life of one, whose counters began at 0 again."""
     return (
@@ -77,13 +73,12 @@ def _between(before: pb.StatusResponse, now: pb.StatusResponse) -> Rates:
             per_s(worker.event_batches, earlier.event_batches),
         )
 
-    prompt_tokens = now.totals.prompt_tokens - before.totals.prompt_tokens
-    cached_tokens = now.totals.cached_tokens - before.totals.cached_tokens
+    moved = counts_of(now.totals).since(counts_of(before.totals))
     return Rates(
         requests_per_s=per_s(now.totals.requests, before.totals.requests),
-        prompt_tokens_per_s=per_s(prompt_tokens, 0),
-        output_tokens_per_s=per_s(now.totals.output_tokens, before.totals.output_tokens),
+        prompt_tokens_per_s=per_s(moved.prompt_tokens, 0),
+        output_tokens_per_s=per_s(moved.output_tokens, 0),
         event_batches_per_s=per_s(now.totals.event_batches, before.totals.event_batches),
-        hit_rate=hit_rate(prompt_tokens, cached_tokens),
+        hit_rate=moved.hit_rate,
         workers={worker.worker_id: of(worker) for worker in now.workers},
     )

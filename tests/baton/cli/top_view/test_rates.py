@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.cli.top_view.rates import RateWindow, hit_rate
+from baton.cli.top_view.rates import RateWindow
 from baton_proto.generated import inference_pb2 as pb
 
 
@@ -62,8 +62,3 @@ def test_a_router_that_was_restarted_gives_no_negative_rates(restarted: pb.Statu
     window.add(status(30.0, tokens=1000, requests=5))
     window.add(status(31.0, tokens=2000, requests=6))
     assert window.add(restarted).output_tokens_per_s == 0.0
-
-
-def test_no_prompts_have_no_hit_rate() -> None:
-    assert hit_rate(0, 0) is None
-    assert hit_rate(8, 2) == 0.25
