@@ -3,10 +3,10 @@ those that fail."""
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from baton_proto.decoding import MAX_TEXT
-from baton_proto.worker import Failure, Grant, PrefillPassed, PrefillRequest, PrefillTarget
+from baton_proto.worker import Failure, Grant, PrefillPassed, PrefillRequest, PrefillTarget, PromptJob
 from decode_worker.prefill_link import PrefillLink
 from worker.requests.peers import Peers
 from worker.requests.request import Phase, Request
@@ -35,19 +35,12 @@ class AskingPeers(Peers):
     def _ask(self, request: Request, grant: Grant | None) -> None:
         submit = request.submit
         request.phase, request.granted_s = Phase.PREFILLING, time.monotonic()
-        command = PrefillRequest(
-            request_id=request.key,
-            token_ids=submit.token_ids,
-            num_prompt_tokens=submit.num_prompt_tokens,
-            sampling=submit.sampling,
-            timeout_s=max(0.0, request.deadline_s - time.monotonic()),
-            grant=grant,
-            priority=submit.priority,
-            hash_seed=submit.hash_seed,
-            hint=submit.hint,
-            due_ms=due_in_ms(request.sequence.due_s),
-            adapter=submit.adapter,
-        )
+        job: dict[str, Any] = {name: getattr(submit, name) for name in PromptJob.__struct_fields__} | {
+            "request_id": request.key,
+            "timeout_s": max(0.0, request.deadline_s - time.monotonic()),
+            "due_ms": due_in_ms(request.sequence.due_s),
+        }
+        command = PrefillRequest(**job, grant=grant)
         link = self._open_link(request) or self._new_link(request)
         link.send(request, command)
 

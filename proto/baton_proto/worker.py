@@ -65,23 +65,28 @@ class CacheHint(Struct, frozen=True, array_like=True):
 NO_HINT = CacheHint()
 
 
-class Submit(Struct, frozen=True, tag="submit"):
-    """A request or its replay. Tokens beyond `num_prompt_tokens` are output that the client already has."""
+class PromptJob(Struct, frozen=True):
+    """A prompt to compute. Tokens beyond `num_prompt_tokens` are output that the client already has."""
 
     request_id: Name
     token_ids: Packed  # u32 LE
     num_prompt_tokens: Small
     sampling: SamplingParams
     timeout_s: float  # what is left of the request's time
-    prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
     priority: Int32 = 0
     hash_seed: HashSeed = DEFAULT_HASH_SEED
     hint: CacheHint = NO_HINT
     due_ms: Small | None = None  # until the first token is due, from the moment of sending; None: at no time
+    adapter: Name = ""  # of the model, which alone may answer; empty: the model without one
+
+
+class Submit(PromptJob, frozen=True, tag="submit"):
+    """A request or its replay."""
+
+    prefill: PrefillTarget | None = None  # None: the decode worker runs the prompt itself
     weights: Count = 0  # see discovery.weights_tag: those that the output is of; 0: there is none
     images: Annotated[list[Image], Rows] = []  # of the prompt, in order
     pooling: Pooling | None = None  # asked for in the place of text: sampling.max_tokens is 0
-    adapter: Name = ""  # of the model, which alone may answer; empty: the model without one
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -162,18 +167,8 @@ class Grant(Struct, frozen=True):
     endpoint: TransferEndpoint
 
 
-class PrefillRequest(Struct, frozen=True, tag="prefill"):
-    request_id: Name
-    token_ids: Packed  # u32 LE, prompt and replayed output
-    num_prompt_tokens: Small
-    sampling: SamplingParams
-    timeout_s: float
+class PrefillRequest(PromptJob, frozen=True, tag="prefill", kw_only=True):
     grant: Grant | None  # None: what the prompt left is passed on by the engines' own connectors, see PrefillPassed
-    priority: Int32 = 0
-    hash_seed: HashSeed = DEFAULT_HASH_SEED
-    hint: CacheHint = NO_HINT
-    due_ms: Small | None = None  # as in Submit
-    adapter: Name = ""  # likewise
 
 
 class PrefillCancel(Struct, frozen=True, tag="cancel"):

@@ -18,7 +18,7 @@ THEIRS = Failure("deadline", "the prompt was not shipped within 0.1 s", retryabl
 @pytest.mark.parametrize(("left_s", "code", "blamed"), [(60.0, "prefill_lost", "p"), (0.0005, "deadline", "")])
 def test_a_prefill_worker_is_blamed_while_there_is_time_for_another_one(left_s: float, code: str, blamed: str) -> None:
     """Its clock may ring a little before ours."""
-    submit = Submit("r", bytes(8), 2, SAMPLING, 0.1, PrefillTarget("p", 1, "127.0.0.1:1"))
+    submit = Submit("r", bytes(8), 2, SAMPLING, 0.1, prefill=PrefillTarget("p", 1, "127.0.0.1:1"))
     deadline_s = time.monotonic() + left_s
     request = Request(cast(Any, None), submit, Sequence("r/1", [1, 2], 2, SAMPLING), deadline_s, Phase.PREFILLING)
     handoffs, told = object.__new__(Handoffs), list[Failure]()

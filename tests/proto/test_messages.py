@@ -45,7 +45,7 @@ TOKENS = bytes(range(16))
 
 GREETINGS = [worker.Hello(worker.MAJOR, "router-0", 3, worker.PREFILL), worker.Refused("too old")]
 COMMANDS = [
-    worker.Submit("r1", TOKENS, 3, SAMPLING, 2.5, worker.PrefillTarget("prefill-0", 1, "127.0.0.1:1"), 7),
+    worker.Submit("r1", TOKENS, 3, SAMPLING, 2.5, 7, prefill=worker.PrefillTarget("prefill-0", 1, "127.0.0.1:1")),
     worker.Submit("r1", TOKENS, 3, SamplingParams(max_tokens=1), 2.5),
     worker.Cancel("r1"),
 ]
@@ -60,8 +60,8 @@ REPORTS = [
     ),
 ]
 PREFILL = [
-    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, GRANT),
-    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, None),
+    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, grant=GRANT),
+    worker.PrefillRequest("r1", TOKENS, 3, SAMPLING, 2.5, grant=None),
     worker.PrefillCancel("r1"),
 ]
 PREFILL_REPORTS = [
