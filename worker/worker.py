@@ -58,15 +58,9 @@ class Worker:
 
     def submit(self, router: RouterStream, request: Submit) -> None:
         token_ids = np.frombuffer(request.token_ids, dtype="<u4").tolist()
-        if failure := self._refusal(router, request, len(token_ids)):
-            router.send(Delta(request.request_id, failure=failure))
-            return
-        if request.sampling.grammar is None or self._runtime.assembly.limits.masks:
-            self._accept(router, request, token_ids, None)
-            return
-        key = (router, request.request_id)
+        grammar = None if self._runtime.assembly.limits.masks else request.sampling.grammar
 
-        def compiled(matcher: Matcher) -> None:
+        def begin(matcher: Matcher | None = None) -> None:
             if problem := self._refusal(router, request, len(token_ids)):
                 router.send(Delta(request.request_id, failure=problem))
             else:
@@ -78,7 +72,10 @@ class Worker:
             failure = Failure(code, str(error)[:MAX_TEXT], retryable=again, worker_id=self._runtime.worker_id)
             router.send(Delta(request.request_id, failure=failure))
 
-        self._compiling.start(key, request.sampling.grammar, compiled, failed)
+        if grammar is None or self._refusal(router, request, len(token_ids)):
+            begin()
+        else:
+            self._compiling.start((router, request.request_id), grammar, begin, failed)
 
     def _accept(self, router: RouterStream, request: Submit, token_ids: list[int], matcher: Matcher | None) -> None:
         sampling, assembly = request.sampling, self._runtime.assembly
