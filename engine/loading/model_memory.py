@@ -1,17 +1,21 @@
 """The memory of a loaded model, its weights and its KV slab: returned to the device for sleep, and taken again.
 
 Invariant: no step runs meanwhile. Tensors and captured CUDA graphs keep their addresses. Levels and tags are vLLM's:
-level 1 keeps the weights in host memory, level 2 drops them and reads them again; both drop the KV.
+level 1 keeps the weights in host memory, level 2 drops them and reads them again; both drop the KV. Where host memory
+has no room for the weights, level 1 is level 2.
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import structlog
 
 from baton_proto.worker import KV_CACHE, TAGS, WEIGHTS
 from engine.interface import LEVELS
 from kvtransfer.slab.slab import Slab
+from runtime.device.available_memory import available_bytes
 from runtime.device.memory_range import MemoryRange
 from runtime.errors import ModelError, UnavailableError
 
@@ -23,6 +27,10 @@ if TYPE_CHECKING:  # the memory of a mock engine needs no torch
 
 Tensors: TypeAlias = "Iterable[tuple[str, torch.Tensor]]"
 """Whole tensors under the checkpoint's names."""
+
+HOST_SHARE: Final = 0.9  # of the host memory that is free, which sleeping weights may take
+
+log = structlog.get_logger()
 
 
 class ModelMemory:
@@ -53,9 +61,9 @@ class ModelMemory:
 
     def sleep(self, level: int) -> int:
         """Returns the bytes that came free. Raises UnavailableError or RuntimeError, with nothing changed, when the
-        host has no room for the weights."""
+        host has no room for weights that cannot be read again."""
         assert level in LEVELS
-        freed = 0
+        level, freed = self.level_with_room(level), 0
         if self._weights is not None and WEIGHTS not in self._asleep:
             if level == 1:
                 self._host = self._host if self._host is not None else _host_copy(self._weights)
@@ -68,6 +76,17 @@ class ModelMemory:
         self._kept = level == 1 and (self._kept or WEIGHTS not in self._asleep)
         self._asleep = set(TAGS)
         return freed
+
+    def level_with_room(self, level: int, ranks: int = 1) -> int:
+        """The level at which the host has room for the weights of so many ranks. Weights that could not be read again
+        stay in host memory."""
+        if level != 1 or self._source is None or WEIGHTS in self._asleep or self._host is not None:
+            return level
+        needed, free = ranks * self.weights_bytes, available_bytes()
+        if needed <= HOST_SHARE * free or not self._source.can_reload:
+            return level
+        log.warning("no host memory for sleeping weights: they are read again to wake", needed=needed, free=free)
+        return 2
 
     def wake(self, tags: tuple[str, ...] = TAGS) -> None:
         """Wakes the parts that sleep. Raises UnavailableError when there is no memory for a part, which sleeps on, and

@@ -55,6 +55,11 @@ class TensorSource:
     def check_unchanged(self) -> None:
         """Raises ModelError when reload() would not find what was loaded."""
 
+    @property
+    def can_reload(self) -> bool:
+        """Whether reload() would find what is there now."""
+        return False
+
     def reload(self) -> None:
         """Puts the values back into the tensors that were taken, after `memory` was given back and taken again."""
 
@@ -195,6 +200,14 @@ class Weights(TensorSource):
         tensor = compute()
         self._derived.append((tensor, compute))
         return tensor
+
+    @property
+    def can_reload(self) -> bool:
+        try:
+            self.check_unchanged()
+        except ModelError:
+            return False
+        return not self._given
 
     @property
     def problem(self) -> str:

@@ -144,6 +144,7 @@ class TensorParallelModel:
     def sleep(self, level: int) -> int:
         """Sleeps on all ranks at once and returns the bytes that came free on all of them; see ModelMemory. Raises
         RankLostError."""
+        level = self.own.memory.level_with_room(level, self.ranks.size)
         for slab in self.adopted:
             slab.close()  # because a rank's memory comes free only when no other rank maps it
         told = self.ranks.tell(Sleep(level))

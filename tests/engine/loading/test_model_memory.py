@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from baton_proto.sampling import SamplingParams
 from engine.loading.model_memory import ModelMemory
+from engine.model.checkpoint import Checkpoint
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner, slab_layout
 from kvtransfer.slab.slab import Slab
@@ -100,6 +101,30 @@ def test_kept_weights_are_dropped_by_a_deeper_sleep_and_read_again(
     loaded.memory.wake()
     assert reads == ["read"]
     assert loaded.answers() == before
+
+
+def test_weights_that_have_no_room_in_host_memory_are_read_again_unless_they_cannot_be(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, reads = loaded.answers(), list[str]()
+    reload: Callable[[], None] = loaded.weights.reload
+    monkeypatch.setattr(loaded.weights, "reload", lambda: (reads.append("read"), reload()))
+    needed = loaded.memory.weights_bytes
+    monkeypatch.setattr("engine.loading.model_memory.available_bytes", lambda: needed)
+    assert loaded.memory.sleep(1) == loaded.nbytes
+    loaded.memory.wake()
+    assert (reads, loaded.answers()) == (["read"], before)
+    loaded.memory.update((name, tensor.clone()) for name, tensor in Checkpoint(loaded.files.folder).tensors())
+    loaded.memory.sleep(1)
+    loaded.memory.wake()
+    assert (reads, loaded.answers()) == (["read"], before), "nobody could give them again"
+    monkeypatch.setattr("engine.loading.model_memory.available_bytes", lambda: 2 * needed)
+    assert loaded.memory.level_with_room(1, ranks=2) == 1, "the host memory is taken already"
+
+
+def test_the_weights_of_all_ranks_need_room_in_host_memory(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.loading.model_memory.available_bytes", lambda: 2 * loaded.memory.weights_bytes)
+    assert [loaded.memory.level_with_room(1, ranks) for ranks in (1, 2)] == [1, 2]
 
 
 def test_a_part_that_finds_no_memory_sleeps_on_and_can_be_woken_later(loaded: Loaded) -> None:
