@@ -78,7 +78,7 @@ def test_windows_soft_caps_and_sinks_are_for_triton_and_heads_of_other_sizes_for
 ) -> None:
     install(tmp_path / "site", monkeypatch, 4, HOPPER)
     windows = replace(model, windows=(24,) * model.num_layers)
-    with pytest.raises(ConfigError, match="'flash' is not available on cuda .*, with windows, soft caps or sinks"):
+    with pytest.raises(ConfigError, match=r"'flash' is not available on cuda .*, with windows, soft caps or sinks"):
         resolve_attention(EngineConfig(attention="flash"), windows, CUDA, torch.bfloat16)
     rows = {
         "triton": [windows, replace(model, attention_softcap=50.0), replace(model, architecture="gpt-oss")],
