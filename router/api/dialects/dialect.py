@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from router.api.http.errors import ErrorBody
-from router.api.resuming.progress import GoOn
+from router.api.http.errors import ErrorAnswer, ErrorBody
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Call, Prompt
 from router.requests.frontend import Frontend
@@ -35,43 +34,41 @@ class PromptAnswer(Protocol):
         ...
 
 
-class Answer(Protocol):
+class Answer:
     """One HTTP request's output in a dialect. A streamed answer is made of `chunks` and `ending`, a whole one of `add`
     and `whole`."""
+
+    saved: Awaitable[None] | None = None
+    """To be awaited before the last event is sent, or the whole answer: it raises nothing. None: there is nothing to
+    wait for."""
 
     @property
     def of_prompts(self) -> PromptAnswer | None:
         """The part that shows the prompts; None: the request does not want them shown."""
-        ...
+        return None
 
-    @property
-    def go_on(self) -> GoOn | None:
-        """Where the events of the dialect have numbers: told of the number when a client has the events before it."""
-        ...
-
-    @property
-    def saved(self) -> Awaitable[None] | None:
-        """To be awaited before the last event is sent, or the whole answer: it raises nothing. None: there is nothing
-        to wait for."""
-        ...
+    def go_on(self, number: int) -> None:
+        """Where the events of the dialect have numbers: a client has those before this one."""
 
     def chunks(self, piece: Piece) -> Iterable[Struct]:
         """The events of a piece."""
-        ...
+        raise NotImplementedError
 
     def ending(self, finished: Finished) -> Iterable[Struct]:
         """The events after the last piece."""
-        ...
+        raise NotImplementedError
 
     def failure(self, status: int, error: ErrorBody) -> Struct:
         """The last event of a stream that fails."""
-        ...
+        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         """Collects a piece for the whole answer."""
-        ...
+        for _ in self.chunks(piece):
+            pass
 
-    def whole(self, finished: Finished) -> Any: ...
+    def whole(self, finished: Finished) -> Any:
+        raise NotImplementedError
 
 
 class Dialect(Protocol):

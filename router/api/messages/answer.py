@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+from router.api.dialects.dialect import Answer
 from router.api.http.errors import ErrorBody
 from router.api.messages.output import (
     NO_INPUT,
@@ -43,9 +44,7 @@ def error_answer(status: int, error: ErrorBody, request_id: str) -> MessageError
     return MessageErrorAnswer(MessageError(kind, error.message), request_id or None)
 
 
-class MessageAnswer:
-    of_prompts = go_on = saved = None
-
+class MessageAnswer(Answer):
     def __init__(self, message: Message, request_id: str, room: int | None = None) -> None:
         """`message`: with the tokens of the prompt, and nothing written. `room`: tokens that the context window leaves
         to the answer; None: all that were asked for."""
@@ -95,10 +94,6 @@ class MessageAnswer:
 
     def failure(self, status: int, error: ErrorBody) -> Struct:
         return error_answer(status, error, self._request_id)
-
-    def add(self, piece: Piece) -> None:
-        for _ in self.chunks(piece):
-            pass
 
     def whole(self, finished: Finished) -> Message:
         for _ in self.ending(finished):

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from baton_proto.sampling import TokenLogprobs
-from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.dialects.dialect import Answer
 from router.api.openai.answers import CompletionTokensDetails, Heading, RunningUsage, Usage, Wanted, usage_of
 from router.api.openai.shown_prompt import Detail, JsonLists
 from router.api.openai.token_names import TokenNames, finite
@@ -103,9 +103,7 @@ class ChatChunk(Struct, frozen=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET  # in the first chunk
 
 
-class ChatAnswer:
-    go_on = saved = None
-
+class ChatAnswer(Answer):
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._tokenizer = tokenizer
@@ -166,9 +164,6 @@ class ChatAnswer:
         if self._wanted.usage:
             usage = self._with_reasoning(usage_of(finished))
             yield ChatChunk(self._heading.id, self._heading.created, self._heading.model, [], usage)
-
-    def failure(self, status: int, error: ErrorBody) -> Struct:
-        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice = self._choices[piece.index]

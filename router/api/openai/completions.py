@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.dialects.dialect import Answer
 from router.api.openai.answers import Heading, RunningUsage, Usage, Wanted, usage_of
 from router.api.openai.shown_prompt import Detail, JsonLists, Logprobs, ShownPrompt
 from router.api.openai.token_names import TokenNames, finite
@@ -36,9 +36,7 @@ class Completion(Struct, frozen=True):
     object: str = "text_completion"
 
 
-class CompletionAnswer:
-    go_on = saved = None
-
+class CompletionAnswer(Answer):
     def __init__(self, heading: Heading, tokenizer: Tokenizer, wanted: Wanted) -> None:
         self._heading = heading
         self._wanted = wanted
@@ -94,9 +92,6 @@ class CompletionAnswer:
     def ending(self, finished: Finished) -> Iterator[Struct]:
         if self._wanted.usage:
             yield self._completion([], usage_of(finished))
-
-    def failure(self, status: int, error: ErrorBody) -> Struct:
-        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         choice, more = self._choices[piece.index], self._choice(piece)

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from router.api.dialects.dialect import Asked
+from router.api.dialects.dialect import Answer, Asked
 from router.api.dialects.json_body import decode_body
 from router.api.dialects.tolerant import tolerant
-from router.api.http.errors import ErrorAnswer, ErrorBody, openai_form
+from router.api.http.errors import ErrorBody, openai_form
 from router.api.openai.answers import Heading
 from router.api.pooled.types import (
     Body,
@@ -34,24 +34,13 @@ from router.requests.frontend import Frontend, Models
 from router.requests.request import Finished, GenerateRequest, Piece
 
 
-class PooledAnswer:
+class PooledAnswer(Answer):
     """What each input gave, in the order of the inputs. Nothing of it streams."""
-
-    of_prompts = go_on = saved = None
 
     def __init__(self, heading: Heading, body: Any, num_inputs: int) -> None:
         self._heading = heading
         self._body = body
         self._results: list[Any] = [None] * num_inputs
-
-    def chunks(self, piece: Piece) -> Sequence[Struct]:
-        raise NotImplementedError
-
-    def ending(self, finished: Finished) -> Sequence[Struct]:
-        raise NotImplementedError
-
-    def failure(self, status: int, error: ErrorBody) -> Struct:
-        return ErrorAnswer(error)
 
     def add(self, piece: Piece) -> None:
         self._results[piece.index] = self._result(piece.pooled)

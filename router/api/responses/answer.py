@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from msgspec import UNSET, Struct
 
+from router.api.dialects.dialect import Answer
 from router.api.http.errors import ErrorBody
 from router.api.openai.answers import CompletionTokensDetails
 from router.api.openai.chat import TokenLogprob, token_logprobs
@@ -32,9 +33,7 @@ from router.text.tokenizer import Tokenizer
 Keep = Callable[[Response], Awaitable[None] | None]
 
 
-class ResponseAnswer:
-    of_prompts = None
-
+class ResponseAnswer(Answer):
     def __init__(
         self, response: Response, tokenizer: Tokenizer, keep: Keep | None, called_as: Mapping[str, CalledAs]
     ) -> None:
@@ -52,7 +51,6 @@ class ResponseAnswer:
         self._arguments = ""  # of the call of a custom tool that is being written
         self._reasoning_tokens = 0
         self._cut = False
-        self.saved: Awaitable[None] | None = None
 
     # --- what the endpoint calls ----------------------------------------------------------------------------------
 
@@ -93,10 +91,6 @@ class ResponseAnswer:
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         self._response.error = ResponseError(code, error.message)
         return ResponseEvent("response.failed", self._next(), self._response)
-
-    def add(self, piece: Piece) -> None:
-        for _ in self.chunks(piece):
-            pass
 
     def whole(self, finished: Finished) -> Response:
         for _ in self.ending(finished):
