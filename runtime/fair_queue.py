@@ -23,7 +23,6 @@ class Waiter(Protocol):
     @property
     def tokens(self) -> int:
         """What its turn costs its tenant. 0: it has paid before, and goes before those that have not."""
-        ...
 
 
 W = TypeVar("W", bound=Waiter)

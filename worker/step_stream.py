@@ -144,7 +144,6 @@ class StepHandler(Protocol):
 
     def router_gone(self, router: RouterStream) -> None:
         """The stream has ended: end the router's requests."""
-        ...
 
 
 class StepStreams:

@@ -47,22 +47,17 @@ class KvSender(Protocol):
         Raises UnavailableError after close() or without a thread for a link, ProtocolError for a grant that is in use;
         `on_done` is not called then.
         """
-        ...
 
     def ship(self, pieces: Sequence[Piece]) -> LayerDone:
         """Engine thread, right before the step that completes the pieces. Returns what is to be called after each of
         the step's layers. Clears partial blocks behind their used tokens; the step itself writes in front of these."""
-        ...
 
     def let_go(self, timeout_s: float) -> None:
         """Ends the links to all peers, so that the slab may be given back. The next push makes new links. Raises
         UnavailableError when pushes take longer to end."""
-        ...
 
     def identify(self, identity: SlabIdentity) -> None:
         """Who the worker is from now on, after let_go(): its weights are others."""
-        ...
 
     def close(self) -> None:
         """Aborts what is open, ends threads and connections. Idempotent."""
-        ...

@@ -32,7 +32,6 @@ class PrefixIndex(Protocol):
 
     def match(self, hashes: NDArray[np.uint64]) -> Match:
         """How many leading blocks of a prompt each worker holds."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

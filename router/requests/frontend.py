@@ -42,7 +42,6 @@ class Generator(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece | Finished, None]:
         """Pieces, in order per choice, then one Finished. Raises BatonError, as a rule before the first piece.
         Closing the iterator (it is an async generator) or cancelling its consumer ends the work everywhere."""
-        ...
 
     def limits(self) -> Limits: ...
 
@@ -54,7 +53,6 @@ class GrammarCheck(Protocol):
         self, grammar: Grammar, name: str, deadline_s: float | None = None, lane: SideLane | None = None
     ) -> Grammar:
         """Checks a grammar, see GrammarChecker."""
-        ...
 
 
 FetchImage = Callable[[str, str, Hold], Awaitable[tuple[str, bytes]]]

@@ -24,15 +24,12 @@ class Detokenizer(Protocol):
     @property
     def mid_character(self) -> bool:
         """The last token has left a character without its last bytes."""
-        ...
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that is certain now."""
-        ...
 
     def flush(self) -> str:
         """Returns the text that was waiting for more tokens; none follow."""
-        ...
 
 
 def make_detokenizer(tokenizer: Tokenizer, marks: Set[int] = NO_MARKS) -> Detokenizer:

@@ -44,15 +44,12 @@ class EventView(Protocol):
 
     def batches_of(self, worker: WorkerKey) -> int:
         """How many of the worker's batches the tree has applied."""
-        ...
 
     def last_event_id(self, worker: WorkerKey) -> int:
         """The id of the worker's last event in the tree; 0: none."""
-        ...
 
     def note(self, worker: WorkerKey) -> str:
         """What an operator should know about the worker's events; empty when all is well."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,15 @@ class Role(StepHandler, Protocol):
 
     def step_done(self, output: StepOutput) -> None:
         """Engine thread: after each engine step, before the event loop hears of it."""
-        ...
 
     def outputs(self, outputs: list[SequenceOutput]) -> None:
         """Takes the new tokens after each engine step."""
-        ...
 
     def left_answer(self, asked: LeftAnswer) -> bytes | None:
         """The tokens of an answer that its router or client has left; None: this worker has none of it."""
-        ...
 
     def check_integrity(self) -> list[str]:
         """What is wrong outside the engine, one sentence each; empty when all is well."""
-        ...
 
     def end_all(self, failure: Failure) -> None:
         """Ends everything in flight with this failure."""
-        ...

@@ -27,11 +27,9 @@ class PromptAnswer(Protocol):
 
     def prompt_chunks(self, piece: Piece) -> Iterable[Struct]:
         """The events of a prompt, at the first piece of its choice."""
-        ...
 
     def add_prompt(self, piece: Piece) -> Iterable[None]:
         """Collects a prompt for the whole answer, part by part."""
-        ...
 
 
 class Answer:
@@ -77,11 +75,9 @@ class Dialect(Protocol):
     @property
     def named_events(self) -> bool:
         """Events carry the name that their field `type` has. Without names, `[DONE]` ends a stream."""
-        ...
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Reads a body and checks all that needs no model, on any thread. Raises InvalidRequestError."""
-        ...
 
     def answer(
         self,
@@ -92,8 +88,6 @@ class Dialect(Protocol):
         requests: Sequence[GenerateRequest],
     ) -> Answer:
         """`frontend`: the model that was asked for."""
-        ...
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         """The body of a refusal."""
-        ...
