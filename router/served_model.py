@@ -1,7 +1,6 @@
 """All that a router has of one model: its files, tokenizer, parsers and grammars, its view of the model's workers, its
 queue, and what the APIs need of it. A request for one model uses nothing of another one's."""
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -136,16 +135,12 @@ def _frontend(
         families=families,
         generator=generator,
         not_ready=generator.not_ready,
-        request_timeout_s=config.router.request_timeout_s,
-        reject_ttft_s=(config.router.reject_ttft_ms or math.inf) / 1e3,
-        max_body_bytes=config.router.max_body_bytes,
+        config=config.router,
         cache_salt=config.engine.cache_salt or "",
         cache_per_tenant=config.engine.cache_per_tenant,
         bodies=shared.bodies,
         sampling_defaults=chosen_defaults(wanted.generation_config, files.folder),
-        max_priority=config.router.max_priority,
         grammars=grammars,
-        unknown_fields=config.router.unknown_fields,
         rate_limits=shared.limits,
         lane=shared.lane,
         recall=recall_from(nats),

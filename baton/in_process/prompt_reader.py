@@ -51,8 +51,6 @@ class PromptReader:
             tokenizer=tokenizer,
             generator=_NoService(Limits(max_model_len)),
             not_ready=lambda: None,
-            request_timeout_s=0.0,
-            max_body_bytes=0,
             bodies=BodyBudget(0),
             cache_salt=cache_salt,
             sampling_defaults=sampling_defaults,

@@ -1,6 +1,5 @@
 """What the gRPC and the HTTP API need of the rest of the router: of each model, and of all together."""
 
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -15,6 +14,7 @@ from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
 from router.workers.left_answers import Recall, nobody_recalls
 from runtime.blocks.block_hash import salted_seed
+from runtime.config.serving import RouterConfig
 from runtime.errors import InvalidRequestError, UnknownModelError
 from runtime.side_lane import SideLane
 
@@ -73,18 +73,14 @@ class Frontend:
     tokenizer: Tokenizer
     generator: Generator
     not_ready: Callable[[], str | None]  # why no request can be served now (no worker, draining); None: ready
-    request_timeout_s: float  # of a request whose caller names no deadline
-    max_body_bytes: int
     bodies: BodyBudget  # of HTTP; gRPC messages have as much again, see router/api/grpc/receiving.py
-    reject_ttft_s: float = math.inf  # a request whose first token is expected later is refused
+    config: RouterConfig = field(default_factory=RouterConfig)
     cache_salt: str = ""  # engine.cache_salt
     cache_per_tenant: bool = False  # engine.cache_per_tenant
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"  # of HTTP bodies
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # see router/api/wishes/sampling_options.py
     grammars: GrammarCheck | None = None  # None: a grammar is refused
     families: ModelFamilies = NO_FAMILIES  # how the model writes tool calls and reasoning
     grammar_lane: SideLane | None = None  # None: that of `grammars`
-    max_priority: int = 0  # of a caller whose key says nothing else
     rate_limits: RateLimits = field(default_factory=RateLimits)
     lane: SideLane = field(default_factory=SideLane)
     recall: Recall = nobody_recalls  # tokens of answers that were left
@@ -124,9 +120,7 @@ class Models:
         self._by_name = {name: model for model in models for name in (model.model, *model.aliases)}
         shared = models[0]
         self.bodies, self.lane = shared.bodies, shared.lane
-        self.max_body_bytes, self.request_timeout_s = shared.max_body_bytes, shared.request_timeout_s
-        self.unknown_fields, self.rate_limits = shared.unknown_fields, shared.rate_limits
-        self.answered = shared.answered
+        self.config, self.rate_limits, self.answered = shared.config, shared.rate_limits, shared.answered
 
     def of(self, name: str | None) -> Frontend:
         """The model that a request names; one that is served alone need not be named. Raises UnknownModelError, and

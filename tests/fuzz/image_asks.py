@@ -52,7 +52,7 @@ def _client() -> httpx.AsyncClient:
     folder = Path(tempfile.mkdtemp(prefix="baton-fuzz-"))
     know_images(write_tiny_model(folder, vocab_size=VOCAB_SIZE + len(ADDED)))
     frontend = make_frontend(ScriptedGenerator(Tokenizer(folder, VOCAB_SIZE + len(ADDED))))
-    fetcher = loop().run_until_complete(ImageFetcher([NAMED], frontend.max_body_bytes).__aenter__())
+    fetcher = loop().run_until_complete(ImageFetcher([NAMED], frontend.config.max_body_bytes).__aenter__())
     atexit.register(lambda: loop().run_until_complete(fetcher.__aexit__(None, None, None)))
     transport = httpx.ASGITransport(app_of(replace(frontend, fetch_image=fetcher.fetch)), raise_app_exceptions=True)
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)

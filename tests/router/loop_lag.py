@@ -40,9 +40,7 @@ async def lags_s(model: Path, rounds: int, enough: Enough = lambda _: False) -> 
     generator = ScriptedGenerator(tiny_tokenizer(model))
     generator.max_model_len = 131_072
     grammars = _Grammars(model)
-    frontend = replace(
-        make_frontend(generator), max_body_bytes=8 * 1024 * 1024, bodies=BodyBudget(2**30), grammars=grammars
-    )
+    frontend = replace(make_frontend(generator), config=RouterConfig(), bodies=BodyBudget(2**30), grammars=grammars)
     api = GrpcApi(frontend, make_questions(_status))
     with _collector_of_a_router():
         async with await serve_http(app_of(frontend), "127.0.0.1", 0) as server:

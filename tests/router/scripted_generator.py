@@ -13,6 +13,7 @@ from router.requests.body_budget import BodyBudget
 from router.requests.frontend import Frontend, GrammarCheck, Limits
 from router.requests.request import Finished, GenerateRequest, Piece
 from router.text.tokenizer import Tokenizer
+from runtime.config.serving import RouterConfig
 from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE
 
 MODEL = "tiny"
@@ -84,8 +85,7 @@ def make_frontend(
         tokenizer=generator.tokenizer,
         generator=generator,
         not_ready=lambda: not_ready,
-        request_timeout_s=60.0,
-        max_body_bytes=1 << 20,
+        config=RouterConfig(request_timeout_s=60.0, max_body_bytes=1 << 20),
         bodies=BodyBudget(1 << 22),
         grammars=grammars,
     )

@@ -116,7 +116,7 @@ class BatchEndpoints:
                 held.become(WRITE_BYTES)
                 form = await _received(http, path)
             unknown = form.fields.keys() - {"purpose"}
-            if unknown and self._models.unknown_fields == "refuse":
+            if unknown and self._models.config.unknown_fields == "refuse":
                 raise InvalidRequestError(sorted(unknown)[0], "is not supported; leave it out")
             if (purpose := form.fields.get("purpose")) != PURPOSE:
                 raise InvalidRequestError("purpose", f"is {shown(purpose)}, must be {PURPOSE!r}")
@@ -153,7 +153,7 @@ class BatchEndpoints:
     async def _begin(self, http: Request, tenant: str) -> Response:
         assert self._folder is not None
         with self._models.bodies.hold(tenant) as held:
-            body = decode_body(await received_body(http, self._models.max_body_bytes, held), BatchBody)
+            body = decode_body(await received_body(http, self._models.config.max_body_bytes, held), BatchBody)
         served = [path for path in ENDPOINTS if path in self.served]
         if body.endpoint not in served:
             raise InvalidRequestError("endpoint", f"is {shown(body.endpoint)}, must be one of {', '.join(served)}")

@@ -28,7 +28,7 @@ class BatchService:
         if lying is not None:
             caller = (lambda key: ANYONE) if keys is None else keys.named
             ready = models.not_ready
-            asking = Asking(self._inner.ask, lambda: ready() is None, caller, Room(look), models.max_body_bytes)
+            asking = Asking(self._inner.ask, lambda: ready() is None, caller, Room(look), models.config.max_body_bytes)
             self._batches = Batches(lying, asking)
         self._endpoints = BatchEndpoints(models, lying, self._wake)
 

@@ -70,7 +70,7 @@ class GenerationEndpoint:
             admit(self._models, http)
             tenant = enter_tenant(http)
             with self._models.bodies.hold(tenant) as held:
-                data = await received_body(http, self._models.max_body_bytes, held)
+                data = await received_body(http, self._models.config.max_body_bytes, held)
                 answered = self._answer(http, send, data, held, shown_id, work_id, tenant, last)
                 del data  # it is decoded, and gone
                 await until_disconnect(receive, answered)

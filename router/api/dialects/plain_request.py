@@ -27,8 +27,8 @@ async def answer_plain(models: Models, http: Request, reply: Reply, form: ErrorF
         admit(models, http)
         tenant = enter_tenant(http)
         with models.bodies.hold(tenant) as held:
-            data = await received_body(http, models.max_body_bytes, held)
-            deadline_s = time.monotonic() + models.request_timeout_s
+            data = await received_body(http, models.config.max_body_bytes, held)
+            deadline_s = time.monotonic() + models.config.request_timeout_s
             return await until_disconnect(http.receive, reply(data, tenant, deadline_s))
     except ClientDisconnect:
         return NOBODY

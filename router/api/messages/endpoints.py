@@ -30,7 +30,7 @@ class MessagesDialect:
 
     def __init__(self, models: Models, _: object) -> None:
         self._models = models
-        strict = models.unknown_fields == "refuse"
+        strict = models.config.unknown_fields == "refuse"
         self._body = MessagesBody if strict else tolerant(MessagesBody)
         self._count_body = CountBody if strict else tolerant(CountBody)
 

@@ -14,10 +14,10 @@ DESCRIBED = {
 
 
 def chats(models: Models, _: object) -> OpenAIDialect:
-    body = ChatBody if models.unknown_fields == "refuse" else tolerant(ChatBody)
+    body = ChatBody if models.config.unknown_fields == "refuse" else tolerant(ChatBody)
     return OpenAIDialect(body, ChatAnswer, "chatcmpl")
 
 
 def completions(models: Models, _: object) -> OpenAIDialect:
-    body = CompletionBody if models.unknown_fields == "refuse" else tolerant(CompletionBody)
+    body = CompletionBody if models.config.unknown_fields == "refuse" else tolerant(CompletionBody)
     return OpenAIDialect(body, CompletionAnswer, "cmpl")

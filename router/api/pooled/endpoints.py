@@ -93,7 +93,7 @@ class PooledDialect:
 
     def __init__(self, models: Models, body: type[Body], answer: type[PooledAnswer], prefix: str) -> None:
         """`prefix`: of the answer's id."""
-        self._body = body if models.unknown_fields == "refuse" else tolerant(body)
+        self._body = body if models.config.unknown_fields == "refuse" else tolerant(body)
         self._answer = answer
         self._prefix = prefix
 

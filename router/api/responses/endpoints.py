@@ -51,7 +51,7 @@ class ResponsesDialect:
     def __init__(self, models: Models, store: ResponseStore) -> None:
         self._models = models
         self._store = store
-        self._is_strict = models.unknown_fields == "refuse"
+        self._is_strict = models.config.unknown_fields == "refuse"
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Raises InvalidRequestError."""

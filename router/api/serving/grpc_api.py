@@ -77,8 +77,8 @@ class GrpcApi:
         self._health = health.aio.HealthServicer()
         self._connections = GrpcConnections(max_connections)
         self._tls = tls
-        size_limit = ("grpc.max_receive_message_length", models.max_body_bytes)
-        receiving = Receiving(models.bodies.limit_bytes, models.max_body_bytes)
+        size_limit = ("grpc.max_receive_message_length", models.config.max_body_bytes)
+        receiving = Receiving(models.bodies.limit_bytes, models.config.max_body_bytes)
         guards: list[grpc.aio.ServerInterceptor] = [
             RequireBearer(
                 BearerKeys.plain(operators), OPERATOR_KEY, prefix=ADMIN, remedy=OPERATOR_REMEDY, logins=logins

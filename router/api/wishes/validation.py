@@ -123,9 +123,10 @@ class Call(Struct, frozen=True, kw_only=True):
 async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Options) -> GenerateRequest:
     """`frontend`: the model that the call names. Raises InvalidRequestError, and its kind ContextLengthError."""
     started_s = time.monotonic()
-    _check_priority(call, frontend.max_priority)
+    _check_priority(call, frontend.config.max_priority)
     _check_salt(call.cache_salt)
-    timeout_s = frontend.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
+    first_s = min(call.first_token_s or math.inf, (frontend.config.reject_ttft_ms or math.inf) / 1e3)
+    timeout_s = frontend.config.request_timeout_s if call.timeout_s is None else min(call.timeout_s, MAX_TIMEOUT_S)
     sampling = check_sampling(options, frontend.tokenizer.vocab_size, frontend.sampling_defaults)
     seed = sampling.seed if sampling.is_seeded else call.draw.seed()
     limits = _limits(frontend, call)
@@ -164,7 +165,7 @@ async def validate(frontend: Frontend, call: Call, prompt: Prompt, options: Opti
         sampling=tuple(msgspec.structs.replace(sampling, seed=(seed + i) & MAX_SEED) for i in choices),
         stop=tuple(options.stop),
         deadline_s=deadline_s,
-        first_by_s=min(deadline_s, started_s + min(call.first_token_s or math.inf, frontend.reject_ttft_s)),
+        first_by_s=min(deadline_s, started_s + first_s),
         priority=call.priority,
         account=frontend.rate_limits.account(call.caller),
         tenant=call.tenant,

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from runtime.config.serving import RouterConfig
 from runtime.errors import OverloadedError, UnavailableError
 from tests.router.api.conversations import serving, talking_frontend
 from tests.router.http_client import USER
@@ -45,7 +46,7 @@ async def test_unknown_fields_are_ignored_everywhere_where_the_router_says_so(
 ) -> None:
     body, with_unknown = DIALECTS[path]
     for unknown_fields in ("ignore", "refuse"):
-        frontend: Any = replace(talking_frontend(generator, folder), unknown_fields=unknown_fields)
+        frontend: Any = replace(talking_frontend(generator, folder), config=RouterConfig(unknown_fields=unknown_fields))
         async with serving(frontend) as server, httpx.AsyncClient(timeout=60) as http:
             answer = await http.post(f"http://127.0.0.1:{server.port}{path}", json=body | with_unknown | UNKNOWN)
         refused = unknown_fields == "refuse" and path != "/v1/responses"  # which warns of them

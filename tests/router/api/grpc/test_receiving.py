@@ -12,6 +12,7 @@ from router.api.grpc import receiving
 from router.api.grpc.receiving import Receiving
 from router.api.serving.grpc_api import GrpcApi
 from router.requests.body_budget import BodyBudget
+from runtime.config.serving import RouterConfig
 from runtime.errors import OverloadedError
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
 from tests.router.api.conversations import grpc_serving
@@ -29,7 +30,9 @@ MORE_BYTES = 100 << 20  # of memory, for connections and whatever else
 @pytest.fixture
 async def api(tiny_model: Path) -> AsyncIterator[GrpcApi]:
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    frontend = replace(frontend, max_body_bytes=MESSAGE_BYTES, bodies=BodyBudget(PLACES * MESSAGE_BYTES))
+    frontend = replace(
+        frontend, config=RouterConfig(max_body_bytes=MESSAGE_BYTES), bodies=BodyBudget(PLACES * MESSAGE_BYTES)
+    )
     async with grpc_serving(frontend) as api:
         yield api
 

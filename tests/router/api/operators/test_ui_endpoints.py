@@ -143,7 +143,7 @@ async def test_an_unknown_request_is_not_found_and_a_known_one_is_told(tiny_mode
     async with serving(tiny_model, crowd) as http:
         assert (await http.get("/ui/requests/nobody", headers=bearer(OPERATOR))).status_code == 404
         answer = await http.get("/ui/requests/a%2Fb%3Fc", headers=bearer(OPERATOR))
-    assert answer.json()["line"][0] == "a/b?c-0123abcd"
+    assert "a/b?c-0123abcd" in answer.json()["line"]
 
 
 async def test_a_router_without_the_page_has_none_of_its_paths(tiny_model: Path) -> None:

@@ -25,6 +25,7 @@ from router.api.serving.grpc_api import GrpcApi, InferenceService
 from router.requests.frontend import Frontend
 from runtime.blocks.block_hash import SEED
 from runtime.calls.router import Client
+from runtime.config.serving import RouterConfig
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError, WorkerLostError
 from runtime.security.grpc_bearer import MAX_PENDING, MAX_STREAMS, metadata as key_metadata
 from runtime.security.secret import Secret
@@ -188,7 +189,7 @@ async def test_a_client_that_does_not_read_loses_its_answer_after_the_deadline(
 ) -> None:
     monkeypatch.setattr("router.api.grpc.inference.STALL_GRACE_S", 0.0)
     generator.answers = [[5] * 100_000]
-    api = GrpcApi(replace(make_frontend(generator), request_timeout_s=0.5), make_questions(status))
+    api = GrpcApi(replace(make_frontend(generator), config=RouterConfig(request_timeout_s=0.5)), make_questions(status))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start('127.0.0.1', 0)}") as channel:
         sampling = pb.SamplingOptions(max_tokens=4000, n=16, logprobs=20)
         call = pb_grpc.InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi", sampling=sampling))
