@@ -50,14 +50,15 @@ async def until(messages: AsyncGenerator[bytes, None], field: str) -> dict[str, 
 async def test_who_begins_gets_everything_and_then_what_has_changed(crowd: Crowd) -> None:
     async with aclosing(crowd.feed.messages()) as messages:
         (first,) = await following(messages)
-        assert [row[0] for row in first["workers"]] == ["prefill-1", "decode-1", "decode-2"]
         fields = first["about"]["fields"]["workers"]
+        name = fields.index("worker_id")
+        assert [row[name] for row in first["workers"]] == ["prefill-1", "decode-1", "decode-2"]
         assert dict(zip(fields, first["workers"][1], strict=True))["blocks_total"] == BLOCKS
         (second,) = await following(messages)
         assert {"about", "workers", "requests"}.isdisjoint(second)
         crowd.ledger.report(("decode-2", 1), WorkerLoad(running=7, blocks_total=BLOCKS))
         (changed,) = (await until(messages, "workers"))["workers"]
-        assert (changed[0], changed[fields.index("running")]) == ("decode-2", 7)
+        assert (changed[name], changed[fields.index("running")]) == ("decode-2", 7)
         del crowd.pool.workers["decode-1"]
         assert (await until(messages, "gone"))["gone"] == ["decode-1"]
 
