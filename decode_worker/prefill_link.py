@@ -23,6 +23,7 @@ from baton_proto.worker import (
 )
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError, UnauthorizedError
+from runtime.host import process_name
 from runtime.security.cluster_key import ClusterKey
 from runtime.streams.message_stream import MessageStream, open_stream
 from worker.requests.request import Request
@@ -95,7 +96,8 @@ class PrefillLink:
 
     async def _talk(self) -> str:
         """Serves the stream from the hellos to its end; returns the reason of the end."""
-        target, ours = self.target, Hello(MAJOR, self._worker_id, self.target.incarnation, PREFILL)
+        target = self.target
+        ours = Hello(MAJOR, self._worker_id, target.incarnation, PREFILL, process_name())
         address, timeout_s = target.stream_address, self._connect_timeout_s
         stream, _ = await open_stream(address, target.worker_id, ours, timeout_s, self._key)
         try:

@@ -21,6 +21,7 @@ from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation
 from runtime.errors import BatonError, ConfigError, UnavailableError
+from runtime.host import process_name
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import left_answers_subject
@@ -218,6 +219,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         num_blocks=assembly.layout.num_blocks,
         max_model_len=assembly.max_model_len,
         pid=os.getpid(),
+        process=process_name(),
         metrics_address=with_host(metrics_address, host),
         kv_form=assembly.announced_form,
         speaks=SPOKEN,

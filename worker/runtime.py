@@ -15,6 +15,7 @@ from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.errors import BatonError, ModelError, UnavailableError
 from runtime.grammar.matcher import Matcher
+from runtime.host import process_name
 from runtime.kv_events.publisher import EventPublisher
 from runtime.security.keys import Keys
 from worker.engine_bridge import EngineBridge
@@ -42,7 +43,7 @@ class WorkerRuntime:
         self.keys = keys
         self.worker_id = worker_id
         self.incarnation = incarnation
-        self.hello = Hello(MAJOR, worker_id, incarnation)
+        self.hello = Hello(MAJOR, worker_id, incarnation, process=process_name())
         self.assembly = assembly
         self.publisher = publisher
         self.bridge = EngineBridge(

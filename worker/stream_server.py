@@ -75,6 +75,7 @@ class StreamServer:
                 stream.refuse(problem)
             else:
                 stream.peer = hello.sender
+                stream.note_process(hello.process)
                 stream.send(self._ours)
                 await self._handlers[hello.stream](stream, hello.sender)
         await stream.ended()

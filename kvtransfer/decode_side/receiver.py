@@ -25,13 +25,13 @@ from kvtransfer.slab.head_plan import fits
 from kvtransfer.slab.slab import EngineSlab
 from kvtransfer.transports.table import check_choice, load_offered, offered
 from kvtransfer.wire.framing import decoded
-from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity
 from kvtransfer.wire.proving import frame, proof
 from kvtransfer.wire.sockets import BACKLOG, listen_unix, secured
 from runtime.address import format_address
 from runtime.config.serving import TransferConfig
 from runtime.errors import ProtocolError, UnavailableError
+from runtime.host import host_id
 from runtime.processes.owned_folder import OwnedFolder, temporary_folder
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import KV_PLANE, listening

@@ -14,12 +14,12 @@ from kvtransfer.transports.mapped import MAX_FDS
 from kvtransfer.transports.table import AUTO, TRANSPORTS, obstacle, possible
 from kvtransfer.transports.transport import BlockWriter, PrefillEnd, Transport
 from kvtransfer.wire.framing import Channel
-from kvtransfer.wire.host import host_id
 from kvtransfer.wire.identity import SlabIdentity, hello, rank_layout
 from kvtransfer.wire.proving import prove
 from kvtransfer.wire.sockets import STALL_TIMEOUT_S, connect, limit_sending, secured, shake_hands
 from runtime.config.serving import TransferConfig
 from runtime.errors import HandshakeError, ProtocolError, TransferError, UnavailableError
+from runtime.host import host_id
 from runtime.security.cluster_key import ClusterKey, TlsMode
 from runtime.security.handshake import KV_PLANE, dialing
 

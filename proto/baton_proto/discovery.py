@@ -21,7 +21,7 @@ UNPAIRED = "not used: no decode worker has its weights, form of KV and version o
 class TransferEndpoint(Struct, frozen=True):
     """Where a decode worker's KV receiver listens, and by what transports block bytes may come."""
 
-    host_id: Name  # boot id of the kernel, see kvtransfer/wire/host.py; equal on both sides: they can share memory
+    host_id: Name  # boot id of the kernel, see runtime/host.py; equal on both sides: they can share memory
     unix_path: Name  # empty: no offered transport needs it
     tcp_address: Name  # HOST:PORT, or empty
     transports: Annotated[tuple[Name, ...], Rows] = ()  # names of rows of kvtransfer/transports/table.py
@@ -55,6 +55,7 @@ class WorkerRecord(Struct, frozen=True):
     tasks: Annotated[tuple[Name, ...], Rows] = (GENERATE,)  # see pooling
     dimension: Small = 0  # of its embeddings
     adapters: Annotated[tuple[Name, ...], Rows] = ()  # that requests may name
+    process: Name = ""  # see runtime/host.py
 
 
 class RecordHead(Struct, frozen=True):

@@ -36,6 +36,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     sender: Name  # router id or worker id
     incarnation: Count = 0  # of the worker: as the client knows it (0: any), or its own in its answer
     stream: Name = STEPS
+    process: Name = ""  # of the sender, see runtime/host.py
 
 
 class Refused(Struct, frozen=True, tag="refused"):

@@ -19,6 +19,7 @@ from runtime.calls.worker import WorkerClient
 from runtime.discovery.worker_key import WorkerKey
 from runtime.end_task import end_tasks
 from runtime.errors import ProtocolError, UnauthorizedError, WorkerLostError
+from runtime.host import process_name
 from runtime.security.cluster_key import ClusterKey
 from runtime.streams.message_stream import ENDED, MessageStream, open_stream
 
@@ -114,7 +115,7 @@ class WorkerLink:
     async def _session(self) -> str:
         """Opens a stream and reads it to its end. Returns why it ended."""
         stream = None
-        ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS)
+        ours = Hello(MAJOR, self._router_id, self.worker[1], STEPS, process_name())
         try:
             stream, theirs = await open_stream(self._address, self.worker[0], ours, HELLO_TIMEOUT_S, self._key)
             self._check_hello(theirs)

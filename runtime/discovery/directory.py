@@ -2,8 +2,9 @@
 
 A worker's `Announcer` rewrites the worker's record every heartbeat. A `Directory` gets these writes as plain messages,
 which need no watcher that could die in an outage, and reads the bucket once, at its start. A worker is removed when it
-withdraws, or when it was silent for `ttl_s` by the Directory's own clock. No worker is removed because NATS is away:
-silence counts only while a round trip to the server works, and after an outage each worker has a full `ttl_s` again.
+withdraws, or when it was silent for `ttl_s` by the Directory's own looks, and did not merely wait for a core. No worker
+is removed because NATS is away: silence counts only while a round trip to the server works, and after an outage each
+worker has a full `ttl_s` again.
 
 Of two processes that announce the same name, the one that started last is listed. When it goes, the other one is listed
 again.
@@ -12,7 +13,7 @@ again.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -25,18 +26,20 @@ from baton_proto.spoken import check_spoken
 from baton_proto.version import VersionError
 from runtime.end_task import end_tasks
 from runtime.errors import DeadlineError, ProtocolError
+from runtime.host import pid_here
 from runtime.nats.bucket import bucket_config
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.library import StorageType, StreamConfig
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
+from runtime.silence import Silence
 
 TTL_S: Final = 4.0  # of a silent worker: three of its heartbeats may be lost, or late
 HEARTBEAT_S: Final = TTL_S / 4
 RETRY_S = 0.25
 STORED_S = 1.0  # within which NATS stores a heartbeat, or it is tried again
 WITHDRAW_TIMEOUT_S = 1.0
-CHECKS_PER_TTL = 16
+LOOKS_PER_TTL = 16
 
 # Headers of a delete marker: the first is that of NATS key-value clients, the second is our own.
 KV_OPERATION = "KV-Operation"
@@ -159,7 +162,8 @@ class Directory:
         self._older: dict[str, _Older] = {}  # by worker
         self._foreign: dict[str, Foreign] = {}  # by worker
         self._payloads: dict[str, bytes] = {}  # the last ones: most heartbeats change nothing
-        self._deadlines: dict[str, float] = {}  # monotonic
+        self._silences: dict[str, Silence] = {}
+        self._look_s = ttl_s / LOOKS_PER_TTL
         self._callbacks: list[Callable[[Change], None]] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -227,7 +231,7 @@ class Directory:
                 self._remove(worker_id, "withdrew")
                 self._give_back(worker_id)
         elif self._payloads.get(worker_id) == payload:
-            self._deadlines[worker_id] = time.monotonic() + self._ttl_s
+            self._silences[worker_id].heard()
         else:
             try:
                 record = decode_record(payload)
@@ -263,14 +267,14 @@ class Directory:
             known = None
         self._workers[record.worker_id] = record
         self._payloads[record.worker_id] = payload
-        self._deadlines[record.worker_id] = time.monotonic() + self._ttl_s
+        self._silences[record.worker_id] = Silence(self._look_s, self._ttl_s, pid_here(record.process))
         if known is None:
             log.info("worker found", worker=record.worker_id, role=record.role, incarnation=record.incarnation)
         self._notify(Change("added" if known is None else "changed", record))
 
     def _remove(self, worker_id: str, why: str) -> None:
         record = self._workers.pop(worker_id)
-        del self._payloads[worker_id], self._deadlines[worker_id]
+        del self._payloads[worker_id], self._silences[worker_id]
         log.info(f"worker {why}", worker=worker_id, incarnation=record.incarnation)
         self._notify(Change("removed", record))
 
@@ -286,14 +290,15 @@ class Directory:
             callback(change)
 
     def _grant_grace(self) -> None:
-        self._deadlines = dict.fromkeys(self._deadlines, time.monotonic() + self._ttl_s)
+        for silence in self._silences.values():
+            silence.heard()
 
     async def _expire(self) -> None:
         """Removes a worker that is overdue before a round trip to NATS and still overdue after it. So neither an outage
         nor a blocked event loop looks like a dead worker."""
         while True:
-            await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)
-            suspects = self._overdue()
+            await asyncio.sleep(self._look_s)
+            suspects = self._silent(self._silences)
             if not suspects:
                 continue
             try:
@@ -301,16 +306,16 @@ class Directory:
             except NATS_ERRORS:
                 self._grant_grace()
                 continue
-            await asyncio.sleep(self._ttl_s / CHECKS_PER_TTL)  # what came with the round trip is handled meanwhile
+            await asyncio.sleep(self._look_s)  # what came with the round trip is handled meanwhile
             if self._nats.connected:
-                for worker_id in suspects & self._overdue():
+                for worker_id in self._silent(suspects):
                     self.lost += 1
                     self._remove(worker_id, f"was silent for {self._ttl_s:g} s")
                     self._give_back(worker_id)
 
-    def _overdue(self) -> set[str]:
-        now = time.monotonic()
-        return {worker_id for worker_id, deadline in self._deadlines.items() if deadline < now}
+    def _silent(self, worker_ids: Iterable[str]) -> list[str]:
+        """Looks at these workers once more."""
+        return [each for each in worker_ids if (silence := self._silences.get(each)) is not None and silence.look()]
 
 
 def _workers_bucket(namespace: str, ttl_s: float) -> StreamConfig:

@@ -4,7 +4,8 @@ Streams carry the messages of each request and each engine step, at about 10 us 
 90 us. gRPC carries the rare calls.
 
 Because a process that hangs, or whose machine has vanished, closes no socket, each end sends something every
-PING_INTERVAL_S, an empty frame if there is no message, and gives up a peer that stays silent.
+PING_INTERVAL_S, an empty frame if there is no message, and gives up a peer that stays silent, unless the peer merely
+waits for a core of this machine.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ from baton_proto.version import VersionError, check_major
 from baton_proto.worker import Hello, Refused, decode_greeting, encode
 from runtime.address import parse_address
 from runtime.errors import ProtocolError, UnauthorizedError
+from runtime.host import pid_here
 from runtime.security.cluster_key import ClusterKey
 from runtime.security.handshake import MAX_FRAME_BYTES, STREAM_PLANE, TLS_ERRORS, Handshake, dialing, tls_failure
+from runtime.silence import Silence
 from runtime.streams.length_prefix import PREFIX_BYTES, body_bytes, framed
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ class MessageStream(asyncio.Protocol):
         self._arrived: asyncio.Future[None] | None = None
         self._reason: str | None = None
         self._ticker: asyncio.TimerHandle | None = None
-        self._silent_ticks = 0  # ticks of our event loop, so that a stall here is not taken for one of the peer
+        self._silence = _silence_of(None)
         self._quiet = True  # nothing sent since the last tick
         self._stranger = False  # the peer has to prove itself first
         self._leaving = False  # nothing is sent or heard any more
@@ -89,6 +92,10 @@ class MessageStream(asyncio.Protocol):
                 self._send_frame(done.value)
                 self._stranger = False
                 return
+
+    def note_process(self, name: str) -> None:
+        """The peer is the process of this name, or says none: it may be silent for longer while it waits for a core."""
+        self._silence = _silence_of(pid_here(name))
 
     def listen(
         self, decode: Decode, on_message: Callable[[Any], None], on_writable: Callable[[], None] | None = None
@@ -144,7 +151,7 @@ class MessageStream(asyncio.Protocol):
             self._accepted(self)
 
     def data_received(self, data: bytes) -> None:
-        self._silent_ticks = 0
+        self._silence.heard()
         if self._leaving:
             return
         self._unread += data
@@ -230,12 +237,15 @@ class MessageStream(asyncio.Protocol):
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(PING_INTERVAL_S, self._tick)
-        self._silent_ticks += 1
-        if self._silent_ticks > SILENT_PINGS:
+        if self._silence.look():
             self.abort(f"silent for {SILENT_PINGS * PING_INTERVAL_S:.0f} s")
         elif self._quiet and not self._stranger:
             self._write(_PING)
         self._quiet = True
+
+
+def _silence_of(pid: int | None) -> Silence:
+    return Silence(PING_INTERVAL_S, (SILENT_PINGS + 1) * PING_INTERVAL_S, pid)
 
 
 async def open_stream(
@@ -253,6 +263,7 @@ async def open_stream(
             stream.send(ours)
             theirs = await stream.receive(decode_greeting)
         check_major(f"{ours.stream} stream", theirs.version, ours.version)
+        stream.note_process(theirs.process)
         return stream, theirs
     except BaseException as error:
         if stream is not None:

@@ -9,23 +9,24 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import msgspec
 import structlog
 
 from baton.service.local.local_process import LocalProcess
 from baton.service.local.own_log import opened_log
-from baton.service.local.pulse import SILENT_S, Pulse
 from baton.service.logs.log_file import log_tail
 from runtime.end_task import end_tasks
 from runtime.processes.launch import launch_command
 from runtime.processes.process import ProcessExit, ProcessFailedError, Ready
-from runtime.processes.serving import BEAT, BEATS_VARIABLE, LOG_VARIABLE, STDOUT, read_ready
+from runtime.processes.serving import BEAT, BEAT_S, BEATS_VARIABLE, LOG_VARIABLE, STDOUT, read_ready
+from runtime.silence import Silence
 from runtime.sparing import Sparing
 
 LOG_TAIL_LINES = 20
 STDOUT_LIMIT_BYTES = 1024 * 1024  # of one line
+SILENT_S: Final = 5.0  # without a beat, in which the process had a core or slept: then it hangs
 
 log = structlog.get_logger()
 spare = Sparing(lines=1)
@@ -91,11 +92,11 @@ class ChildProcess(LocalProcess):
     async def _read_stdout(self, process: asyncio.subprocess.Process, ready: asyncio.Future[Ready]) -> None:
         """Reads until the child closes it. JSON lines go to our stdout, others than the readiness line to stderr."""
         assert process.stdout is not None
-        pulse, watch = Pulse(process.pid), None
+        silence, watch = Silence(BEAT_S, SILENT_S, process.pid), None
         async for line in process.stdout:
             if line == BEAT:
-                pulse.beat()
-                watch = watch or asyncio.create_task(self._kill_when_it_hangs(pulse))
+                silence.heard()
+                watch = watch or asyncio.create_task(self._kill_when_it_hangs(silence))
                 continue
             try:
                 said = None if ready.done() else read_ready(line)
@@ -116,9 +117,11 @@ class ChildProcess(LocalProcess):
             ready.set_exception(ProcessFailedError(str(exited), "before it was ready", exited.log_tail))
             ready.exception()  # marks it as seen: perhaps nobody waits for it
 
-    async def _kill_when_it_hangs(self, pulse: Pulse) -> None:
+    async def _kill_when_it_hangs(self, silence: Silence) -> None:
         """Its end is told as any other one that nobody wanted."""
-        await pulse.stopped()
+        await asyncio.sleep(BEAT_S)
+        while not silence.look():
+            await asyncio.sleep(BEAT_S)
         log.error("a process hangs and is killed", process=self.name, pid=self.pid, silent_s=SILENT_S)
         self.send_signal(signal.SIGKILL)
 

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,10 +24,34 @@ from runtime.errors import DeadlineError
 from runtime.nats.client import NatsClient, connect
 from runtime.nats.subjects import workers_key
 from runtime.processes.ports import free_port
+from tests.busy_core import busy_core
 from tests.freezing import freeze
 
 HEARTBEAT_S = 0.1
 TTL_S = 1.6  # long enough that a live worker is heard in time on busy cores
+
+SLOW_WORKER = """
+import asyncio, signal, sys, time
+from msgspec.structs import replace
+from baton_proto.discovery import decode_record
+from runtime.discovery.directory import Announcer
+from runtime.nats.client import connect
+from runtime.host import process_name
+
+async def main():
+    url, path, ttl_s = sys.argv[1:]
+    record = replace(decode_record(open(path, "rb").read()), process=process_name())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, compute)
+    await Announcer(await connect(url, "slow", timeout_s=60), record, 0.1, float(ttl_s)).start()
+    await asyncio.Event().wait()
+
+def compute():
+    until_s = time.process_time() + 0.1
+    while time.process_time() < until_s: pass
+    print("computed", flush=True)
+
+asyncio.run(main())
+"""
 
 
 def record(worker_id: str = "decode-0", incarnation: int = 1, state: str = "ready") -> WorkerRecord:
@@ -139,6 +166,30 @@ async def test_a_worker_that_falls_silent_is_gone_after_its_time_to_live(
         await directory.wait_for(lambda workers: "silent" not in workers, 30)
         assert "alive" in directory.workers
         assert directory.lost == 1
+
+
+async def test_a_worker_that_merely_waits_for_a_core_is_not_lost(
+    nats_server: NatsServer, directory: Directory, tmp_path: Path
+) -> None:
+    """Until it hangs."""
+    (tmp_path / "record.json").write_bytes(msgspec.json.encode(record("slow")))
+    command = [sys.executable, "-c", SLOW_WORKER, nats_server.url, str(tmp_path / "record.json"), str(TTL_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            await directory.wait_for(lambda workers: "slow" in workers, 60)
+            with busy_core(process.pid):
+                began_s = asyncio.get_running_loop().time()
+                process.send_signal(signal.SIGUSR1)
+                await asyncio.to_thread(process.stdout.readline)
+                took_s = asyncio.get_running_loop().time() - began_s
+                assert took_s > 2 * TTL_S, "it was never without a core; this shows nothing"
+                assert directory.lost == 0
+            freeze(process.pid)
+            await directory.wait_for(lambda workers: not workers, 30)
+            assert directory.lost == 1
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("withdraws", [True, False])

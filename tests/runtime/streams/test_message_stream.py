@@ -4,6 +4,7 @@ import asyncio
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from runtime.security.cluster_key import ClusterKey, new_cluster_key
 from runtime.security.handshake import MAX_FRAME_BYTES, NONCE_BYTES, PROOF_BYTES
 from runtime.streams import message_stream
 from runtime.streams.message_stream import ENDED, MessageStream, accept_streams, dial, open_stream
+from tests.busy_core import busy_core
 from tests.freezing import freeze
 from worker import stream_server
 from worker.stream_server import StreamServer
@@ -33,6 +35,19 @@ import socket, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 connection = server.accept()
+time.sleep(60)
+"""
+
+SLOW_SERVER = """
+import socket, time
+from runtime.host import process_name
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], process_name(), sep="\\n", flush=True)
+connection, _ = server.accept()
+until_s = time.process_time() + 0.08
+while time.process_time() < until_s: pass
+connection.sendall(bytes(4))
+print("computed", flush=True)
 time.sleep(60)
 """
 
@@ -156,6 +171,25 @@ async def test_a_peer_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(message_stream, "PING_INTERVAL_S", 0.05)
             stream = await dial(f"127.0.0.1:{int(process.stdout.readline())}", "them")
             freeze(process.pid)
+            assert (await asyncio.wait_for(stream.ended(), 30)).startswith("silent for")
+        finally:
+            process.kill()
+
+
+async def test_a_peer_that_merely_waits_for_a_core_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_stream, "PING_INTERVAL_S", 0.2)
+    command = [sys.executable, "-c", SLOW_SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            port, name = int(process.stdout.readline()), process.stdout.readline().strip()
+            with busy_core(process.pid):
+                began_s = time.monotonic()
+                stream = await dial(f"127.0.0.1:{port}", "them")
+                stream.note_process(name)
+                await asyncio.to_thread(process.stdout.readline)
+                assert time.monotonic() - began_s > 3.0, "it was never without a core; this shows nothing"
+                assert not stream._ended.done()
             assert (await asyncio.wait_for(stream.ended(), 30)).startswith("silent for")
         finally:
             process.kill()

@@ -1,25 +1,21 @@
 """A child that beats: one that hangs is killed, and one that has no core is not."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from baton.service.local import pulse
+from baton.service.local import child_process
 from baton.service.local.child_process import ChildProcess, environment
+from tests.busy_core import busy_core
 from tests.freezing import freeze
 
 WAIT_S = 60.0
 SILENT_S = 2.0
-CORE = max(os.sched_getaffinity(0))
-BUSY = ["taskset", "-c", str(CORE), sys.executable, "-c", "while True: pass"]
 PROGRAM = """
 import asyncio, os, signal, time
 from runtime.processes.serving import beat, print_ready
@@ -44,7 +40,7 @@ asyncio.run(main())
 
 @pytest.fixture
 async def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChildProcess:
-    monkeypatch.setattr(pulse, "SILENT_S", SILENT_S)
+    monkeypatch.setattr(child_process, "SILENT_S", SILENT_S)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beating_program.py").write_text(PROGRAM)
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -81,19 +77,3 @@ async def test_a_child_that_gets_no_core_for_longer_than_the_bound_is_let_live(
     assert child.alive
     freeze(child.pid)
     assert (await asyncio.wait_for(child.wait(), WAIT_S)).returncode == -signal.SIGKILL
-
-
-@contextlib.contextmanager
-def busy_core(pid: int) -> Iterator[None]:
-    """Leaves the process about a percent of one core."""
-    os.sched_setaffinity(pid, {CORE})
-    os.setpriority(os.PRIO_PROCESS, pid, 19)
-    with contextlib.suppress(FileNotFoundError):
-        Path(f"/proc/{pid}/autogroup").write_text("19")  # else its session gets as much as ours
-    busy = [subprocess.Popen(BUSY) for _ in range(3)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
