@@ -48,13 +48,9 @@ async def run_worker(config: ServingConfig, worker_id: str, build_role: RoleFact
         await Lives(config, worker_id, build_role, engine_elsewhere(config, external), stop).live_while_there()
         return
     assembly = build_worker_engine(config)
-
-    def on_ready(record: WorkerRecord) -> None:
-        calm_collector()
-        announce_ready(record)
-
+    calm_collector()  # before anybody waits for our heartbeats, because it takes 0.3 s of a core
     async with shared_parts(config, worker_id) as shared:
-        await serve_worker(shared, worker_id, build_role, assembly, stop, on_ready)
+        await serve_worker(shared, worker_id, build_role, assembly, stop, announce_ready)
 
 
 class Lives:
