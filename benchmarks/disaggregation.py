@@ -4,9 +4,12 @@
     python -m benchmarks.disaggregation --model 0.6b --section ttft --prompts 8192 --vllm PYTHON     (on one GPU)
     python -m benchmarks.disaggregation --servers FILE --folder MODEL --section ttft     (vLLM servers that run already)
     python -m benchmarks.disaggregation --model tiny --prompts 256,512 --load-prompt 256      (on a CPU: does it run)
+    python -m benchmarks.disaggregation --model tiny --section turns --prompts 4096,16384     (on a CPU)
 
 `ttft`: one request at a time; the TTFT through a prefill and a decode worker minus the TTFT through a worker that does
 both. `prefill`: prompt tokens per second of a prefill worker that ships all its KV, beside one that ships nothing.
+`turns`: the TTFT of a conversation's second turn, of whose prefix the decode worker alone has the KV, over that of as
+many tokens that nobody has.
 Prompts are random token ids, and none is sent twice; weights are random. `--vllm`: workers with vLLM, by the
 interpreter that has it. `--servers`: a prefill and a decode server as a list in YAML, entries of `external_workers`,
 and the folder that they serve. What splitting gains under load is in whole_system.
@@ -38,6 +41,7 @@ from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
 
 APART, TOGETHER = "1P + 1D", "aggregated"
+ANSWER, QUESTION = 64, 64  # tokens of a first turn's answer, and of the user's part of the second turn
 VLLM_KV = "16GiB"
 
 
@@ -46,7 +50,8 @@ class Timing:
     """One request."""
 
     ttft_s: float = 0.0
-    output_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
     served_by: list[str] = field(default_factory=list)
 
 
@@ -57,12 +62,12 @@ class Load:
         self._random = random.Random(arguments.seed)
 
     @asynccontextmanager
-    async def service(self, prefill: int, decode: int) -> Any:
-        """A prefill worker, if there is one, runs all prompts."""
+    async def service(self, prefill: int, decode: int, **placement: Any) -> Any:
+        """A prefill worker, if there is one, runs all prompts, or those that the router places there."""
         arguments = self.arguments
         longest = max(*arguments.prompts, arguments.load_prompt) + 64
         changes: dict[str, Any] = {
-            "router": {"http_port": 0, "grpc_port": 0, "placement": {"local_prefill_tokens": 0}},
+            "router": {"http_port": 0, "grpc_port": 0, "placement": placement},
             "workers": {"prefill": prefill, "decode": decode, "ready_timeout_s": 180.0},
             "engine": {
                 "block_size": arguments.block_size,
@@ -86,7 +91,7 @@ class Load:
             supervisor = Supervisor(config, log_dir=Path(logs))
             try:
                 await supervisor.start()
-                async with Client(supervisor.address("grpc")) as client:
+                async with supervisor.client() as client:
                     yield client
             except BaseException:
                 for log in sorted(Path(logs).iterdir()):
@@ -95,21 +100,24 @@ class Load:
             finally:
                 await supervisor.stop()
 
-    async def ask(self, client: Client, prompt: int, output: int) -> Timing:
-        tokens = [self._random.randrange(3, 500) for _ in range(prompt)]
+    def prompt(self, length: int) -> list[int]:
+        return [self._random.randrange(3, 500) for _ in range(length)]
+
+    async def ask(self, client: Client, tokens: list[int], output: int) -> Timing:
         sampling = pb.SamplingOptions(max_tokens=output, temperature=1.0, ignore_eos=True)
         timing = Timing()
         begin_s = time.perf_counter()
 
         def on_piece(piece: Piece) -> None:
-            if piece.token_ids and not timing.output_tokens:
+            if piece.token_ids and not timing.token_ids:
                 timing.ttft_s = time.perf_counter() - begin_s
-            timing.output_tokens += len(piece.token_ids)
+            timing.token_ids += piece.token_ids
 
         request = pb.GenerateRequest(tokens=pb.TokenIds(ids=tokens), sampling=sampling)
         answer = await client.generate(request, 600.0, on_piece)
         timing.served_by = [place.prefill_worker for place in answer.served_by]
-        assert timing.output_tokens == output, timing.output_tokens
+        timing.cached_tokens = answer.usage.cached_tokens
+        assert len(timing.token_ids) == output, timing.token_ids
         return timing
 
     def goal_ms(self, together_ms: float) -> float:
@@ -124,7 +132,7 @@ class Load:
             nonlocal left
             while left > 0:
                 left -= 1
-                await self.ask(client, prompt, output)
+                await self.ask(client, self.prompt(prompt), output)
 
         begin_s = time.perf_counter()
         await asyncio.gather(*(caller() for _ in range(concurrency)))
@@ -139,18 +147,24 @@ class Results:
         self._sections = sections
         self._ttft: dict[str, dict[int, float]] = {TOGETHER: {}, APART: {}}
         self._prefill: dict[str, float] = {}
+        self._turns: list[dict[str, float]] = []
 
     async def measure(self) -> None:
-        async with self._load.service(0, 1) as client:
-            await self._one_by_one(client, TOGETHER)
-        async with self._load.service(1, 1) as client:
-            await self._one_by_one(client, APART)
+        if {"ttft", "prefill"} & {*self._sections}:
+            async with self._load.service(0, 1) as client:
+                await self._one_by_one(client, TOGETHER)
+            async with self._load.service(1, 1, local_prefill_tokens=0) as client:
+                await self._one_by_one(client, APART)
+        if "turns" in self._sections:
+            async with self._load.service(1, 1) as client:
+                for prompt in self._load.arguments.prompts:
+                    await self._second_turns(client, prompt)
 
     async def _one_by_one(self, client: Client, way: str) -> None:
         load, arguments = self._load, self._load.arguments
         if "ttft" in self._sections:
             for prompt in arguments.prompts:
-                timings = [await load.ask(client, prompt, 8) for _ in range(arguments.rounds + 2)][2:]
+                timings = [await load.ask(client, load.prompt(prompt), 8) for _ in range(arguments.rounds + 2)][2:]
                 assert all(timing.served_by[0] for timing in timings) == (way == APART), timings[0].served_by
                 self._ttft[way][prompt] = statistics.median(timing.ttft_s for timing in timings) * 1e3
                 print(f"ttft {way} {prompt}: {self._ttft[way][prompt]:.2f} ms", flush=True)
@@ -159,6 +173,22 @@ class Results:
             rate = await load.closed(client, arguments.load_prompt, 1, arguments.requests, 4)
             self._prefill[way] = rate * arguments.load_prompt
             print(f"prefill {way}: {self._prefill[way]:,.0f} tok/s", flush=True)
+
+    async def _second_turns(self, client: Client, length: int) -> None:
+        load, computed, held = self._load, [], []
+        for _ in range(load.arguments.rounds):
+            computed.append((await load.ask(client, load.prompt(length), 8)).ttft_s)
+            begun = load.prompt(length - ANSWER - QUESTION)
+            first = await load.ask(client, begun, ANSWER)
+            await client.sleep("prefill-1")  # it forgets its prefixes
+            await client.wake("prefill-1")
+            second = await load.ask(client, [*begun, *first.token_ids, *load.prompt(QUESTION)], 8)
+            assert second.cached_tokens >= length - QUESTION - 2 * load.arguments.block_size, second
+            held.append(second.ttft_s)
+        row = {"computed ms": statistics.median(computed) * 1e3, "held ms": statistics.median(held) * 1e3}
+        ratio = statistics.median(one / other for one, other in zip(held, computed, strict=True))
+        self._turns.append({"prompt": length, **row, "ratio": ratio, "goal": 0.6})
+        print(f"turns {length}: {self._turns[-1]}", flush=True)
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
         rows: dict[str, list[dict[str, Any]]] = {}
@@ -177,18 +207,20 @@ class Results:
         if "prefill" in self._sections:
             lost = 100 * (1 - self._prefill[APART] / self._prefill[TOGETHER])
             rows["prefill"] = [{"prompt": self._load.arguments.load_prompt, **self._prefill, "lost %": lost}]
+        if self._turns:
+            rows["turns"] = self._turns
         return rows
 
 
-SECTIONS = ("ttft", "prefill")
+SECTIONS = ("ttft", "prefill", "turns")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=[*SHAPES, "tiny"], default="8b")
-    parser.add_argument("--section", default=",".join(SECTIONS))
-    parser.add_argument("--prompts", type=_numbers, default=[1024, 8192, 32768], help="tokens, of `ttft`")
-    parser.add_argument("--rounds", type=int, default=10, help="requests of each length, of `ttft`")
+    parser.add_argument("--section", default=",".join(SECTIONS), help="of ttft, prefill, turns")
+    parser.add_argument("--prompts", type=_numbers, default=[1024, 8192, 32768], help="tokens, of `ttft` and `turns`")
+    parser.add_argument("--rounds", type=int, default=10, help="requests of each length, of `ttft` and `turns`")
     parser.add_argument("--load-prompt", type=int, default=8192, help="tokens")
     parser.add_argument("--requests", type=int, default=40, help="of `prefill`")
     parser.add_argument("--max-batch-tokens", type=int, default=2048)

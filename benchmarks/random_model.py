@@ -18,7 +18,7 @@ def write_model(folder: Path, name: str, tokenizer: Path | None = None) -> Path:
     """Writes a folder in Hugging Face's format. `tokenizer`: a model folder, whose vocabulary the model has; None: the
     tiny model's tokenizer, because prompts are token ids."""
     if name == "tiny":
-        return write_tiny_model(folder)
+        return write_tiny_model(folder, max_position_embeddings=32768)
     shape, config = write_config(folder, name, tokenizer)
     # Names and shapes come from a model of one layer and few tokens, values from torch: numpy would take minutes.
     device = "cuda" if torch.cuda.is_available() else "cpu"
