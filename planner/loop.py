@@ -16,6 +16,8 @@ from planner.acting.connector import Connector
 from planner.acting.effects import Effects
 from planner.journal import Decided, Line, Started
 from planner.planner import Planner
+from planner.policy.observation import gpus_held
+from planner.shared_budget import Member
 from runtime.config.planner import PlannerConfig
 from runtime.errors import BatonError
 
@@ -26,7 +28,7 @@ log = structlog.get_logger()
 
 class PlannerLoop:
     """`write` receives the journal's lines, `save` the planner's memory after each decision. While `held` says why, the
-    loop decides and carries out nothing."""
+    loop decides and carries out nothing. `shared`: the budget that other models' planners take from, too."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class PlannerLoop:
         write: Callable[[Line], None] = lambda line: None,
         save: Callable[[bytes], Awaitable[object]] | None = None,
         held: Callable[[], str] = lambda: "",
+        shared: Member | None = None,
     ) -> None:
         self.config = config
         self._planner = planner
@@ -47,6 +50,7 @@ class PlannerLoop:
         self._write = write
         self._save = save
         self.held = held
+        self._shared = shared
         self.effects = Effects(connector, config.start_s, clock, write)
         self.last: Decided | None = None
         self.problem = ""  # why the last step observed nothing
@@ -73,6 +77,14 @@ class PlannerLoop:
             log.warning("nothing observed, nothing decided", error=self.problem)
             return None
         self.problem = ""
+        if self._shared is None:
+            return await self._decide(observation)
+        async with self._shared.turn:
+            target = await self._decide(replace(observation, gpu_share=self._shared.share(gpus_held(observation))))
+            self._shared.claim(self._planner.claim)
+            return target
+
+    async def _decide(self, observation: Observation) -> Target:
         began_s = time.perf_counter()
         target = self._planner.decide(observation)
         if held := self.held():

@@ -23,6 +23,7 @@ from planner.loop import PlannerLoop
 from planner.metrics import PlannerMetrics
 from planner.observing.live_observer import LiveObserver
 from planner.planner import Planner
+from planner.shared_budget import Member
 from runtime.address import with_host
 from runtime.config.serving import ServingConfig
 from runtime.errors import ConfigError
@@ -49,7 +50,10 @@ class PlannerService:
         gpu_budget: int,
         gpus_per_worker: Mapping[Role, int],
         keys: Keys = NO_KEYS,
+        model: str = "",
+        shared: Member | None = None,
     ) -> None:
+        """`model`: as the ids of its workers have it, where several models are served; `shared` is theirs."""
         check_reach("workers.host", config.workers.host, keys)
         self.held = ""  # why nothing is begun, while somebody else changes the workers
         self._config = with_announced_workers(config)
@@ -59,6 +63,8 @@ class PlannerService:
         self._gpus_per_worker = gpus_per_worker
         self._store = MemoryStore(nats)
         self._keys = keys
+        self._model = model
+        self._shared = shared
         self._operators = keys.operator
         self._metrics = PlannerMetrics()
         self._metrics.watch(nats)
@@ -102,6 +108,7 @@ class PlannerService:
                 write=self._write,
                 save=partial(self._store.save, KEY),
                 held=lambda: self.held,
+                shared=self._shared,
             )
             control = Control(loop, hand, metrics_address, self._operators, self._write)
             subscription = await self._nats.answer(planner_subject(self._nats.namespace), control.answer)
@@ -110,15 +117,18 @@ class PlannerService:
             await loop.run()
 
     async def _restored(self) -> Planner:
-        planner = Planner(self._config.planner, self._config.step_times)
+        planner = self._planner()
         saved = await self._store.load(KEY)
         try:
             if saved:
                 planner.restore(saved)
         except ConfigError as error:
             log.warning("what the last planner remembered cannot be used; this one begins anew", error=str(error))
-            return Planner(self._config.planner, self._config.step_times)
+            return self._planner()
         return planner
+
+    def _planner(self) -> Planner:
+        return Planner(self._config.planner, self._config.step_times, self._model)
 
     def _write(self, line: Line) -> None:
         self._metrics.observe(line)

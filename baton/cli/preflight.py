@@ -6,7 +6,9 @@ from pathlib import Path
 from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads, host_memory_of
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.local.nats_server import STORE_KEY
+from baton.service.planning.budget import gpu_budget, gpus_per_worker, has_own_budget
 from baton.service.wanted.configuration import Wanted
+from baton_proto.planner import DECODE, PREFILL
 from engine.model.shard import shard_of
 from engine.tiers.disk_kv import check_disk_kv, check_folder
 from kvtransfer.slab.layout import SlabLayout
@@ -34,6 +36,30 @@ def check_models(services: Sequence[Wanted], machines: Machines) -> None:
         check_start(service.config, service.files, machines, taken)
         if not is_mock(service.config):
             taken += sum(host_memory_of(service.config, _kv_memory(service.config, machines)))
+    if len(services) > 1:
+        _check_shares([service.config for service in services if not has_own_budget(service.config)], machines)
+
+
+def _check_shares(models: Sequence[ServingConfig], machines: Machines) -> None:
+    """Raises ConfigError when the least workers that planners keep have no room together, beside models that sleep."""
+    planned = [model for model in models if model.planner.enabled]
+    if not planned:
+        return
+    least = 0
+    for model in planned:
+        gpus, limits = gpus_per_worker(model, machines), model.planner.limits
+        least += gpus[PREFILL] * limits.min_prefill + gpus[DECODE] * limits.min_decode
+    asleep = [
+        sum(count * model.workers.count(role) for role, count in gpus_per_worker(model, machines).items())
+        for model in models
+        if not model.planner.enabled
+    ]
+    budget, kept = gpu_budget(planned[0], machines), max(asleep, default=0)
+    if least + kept > budget:
+        takes = f"the least workers of {len(planned)} models take {least} GPUs" + (
+            f" beside {kept} for those that sleep" if kept else ""
+        )
+        raise ConfigError("planner.limits.gpu_budget", f"{takes}, and {budget} are the budget: lower min_prefill")
 
 
 def check_start(config: ServingConfig, files: ModelFiles, machines: Machines | None, beside: int = 0) -> None:

@@ -47,12 +47,14 @@ class Children(dict[str, Process]):
         """Whether it was ever a worker of this service."""
         return worker_id in self._launches
 
-    def workers(self, role: Role) -> list[str]:
-        """Ids of the workers whose processes live."""
+    def workers(self, role: Role, namespace: str | None = None) -> list[str]:
+        """Ids of the workers whose processes live. `namespace`: of their model; None: of all."""
         return [
             name
             for name, launch in self._launches.items()
-            if launch.workers[name] == role and self.living(name) is not None
+            if launch.workers[name] == role
+            and namespace in (None, launch.config.namespace)
+            and self.living(name) is not None
         ]
 
     def engines(self, role: Role, namespace: str | None = None) -> Counter[WorkerEngine]:

@@ -58,8 +58,6 @@ class Launches:
     def missing(self) -> Iterator[Launch]:
         """What is not there yet. Where a planner has been at work, it knows better how many workers there should be."""
         yield from (self.router() for _ in range(self.config.router.replicas - len(self.children.routers)))
-        if self.children.had_workers and self.config.planner.enabled:
-            return
         for model in self.models:
             yield from model._missing_workers()
 
@@ -67,7 +65,8 @@ class Launches:
         for external in self.config.external_workers:
             if self.children.living(external.name) is None:
                 yield self.external(external)
-        yield from self.workers({role: self._lacking(role) for role in ROLES})
+        if not (self.children.had_workers and self.config.planner.enabled):
+            yield from self.workers({role: self._lacking(role) for role in ROLES})
 
     def workers(self, counts: Mapping[Role, Counter[WorkerEngine]]) -> Iterator[Launch]:
         """So many more, by role and engine."""

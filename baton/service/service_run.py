@@ -45,9 +45,9 @@ class ServiceRun:
         self.hurry = asyncio.Event()
         self._supervisor = Supervisor(config, on_ready=self._process_ready, launcher=launcher, environ=environ)
         self._tell = tell
-        self._planner = RunningPlanner(self._supervisor, tell)
-        self._rollouts = Rollouts(self._supervisor, self._planner, options, tell)
         self._sleepers = Sleepers(self._supervisor, tell)
+        self._planner = RunningPlanner(self._supervisor, tell, self._sleepers.kept)
+        self._rollouts = Rollouts(self._supervisor, self._planner, options, tell)
         self._start_s = time.monotonic()
         self._in_order = True  # no process is lost for good
         self._vain = Counter[str]()  # starts that came to nothing, by name of the process
@@ -66,7 +66,7 @@ class ServiceRun:
         if not await _unless(self.stop, self._start()):
             return True  # told to stop before the service was up; nothing of it is left
         try:
-            async with self._planner, self._rollouts, self._sleepers:
+            async with self._sleepers, self._planner, self._rollouts:
                 told = await self._serve()
         finally:
             clean = await self._drain()

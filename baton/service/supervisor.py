@@ -134,12 +134,12 @@ class Supervisor:
                 self.children.add(launch, process)
             self._endings.watch(process)
 
-    async def add_worker(self, role: Role, worker_id: str | None = None) -> str:
-        """The worker's id, once the router uses it. `worker_id`: of no worker that lives. Raises ProcessFailedError;
-        the process of a worker that was too slow lives on."""
-        assert not self.config.models, "the planner plans for one model"
+    async def add_worker(self, role: Role, worker_id: str | None = None, namespace: str | None = None) -> str:
+        """The worker's id, once the router uses it. `worker_id`: of no worker that lives. `namespace`: of its model;
+        None: there is one. Raises ProcessFailedError; the process of a worker that was too slow lives on."""
+        launches = next(one for one in self.launches.models if namespace in (None, one.config.namespace))
         worker_id = worker_id or self.children.new_id(role)
-        await self.add(self.launches.worker(role, worker_id))
+        await self.add(launches.worker(role, worker_id))
         return worker_id
 
     async def add(self, launch: Launch) -> None:

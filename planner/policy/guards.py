@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from baton_proto.planner import DECODE, PREFILL, ROLES
 from planner.policy import pace
 from planner.policy.history import Situation
-from planner.policy.observation import gpus_of_role
+from planner.policy.observation import gpus_allowed, gpus_of_role
 from planner.policy.wanted import Wanted
 
 HOUR_S = 3600.0
@@ -69,7 +69,7 @@ def within_limits(wanted: Wanted, now: Situation) -> Wanted:
 
 def within_budget(wanted: Wanted, now: Situation) -> Wanted:
     """Because requests need both roles, both shrink in proportion, below their minimum only if nothing else fits."""
-    budget = now.observation.gpu_budget
+    budget = gpus_allowed(now.observation)
     gpus = {role: gpus_of_role(now.observation, role) for role in ROLES}
     least = {PREFILL: now.config.limits.min_prefill, DECODE: now.config.limits.min_decode}
     asked = {role: wanted.of(role) for role in ROLES}
@@ -80,7 +80,8 @@ def within_budget(wanted: Wanted, now: Situation) -> Wanted:
             richest = max(ROLES, key=given.__getitem__)
         given[richest] -= 1
     for role in ROLES:
-        reason = f"{budget} GPUs are the budget: {given[role]} {role} workers of {asked[role]} wanted"
+        whose = "the budget" if now.observation.gpu_share is None else "what other models leave"
+        reason = f"{budget} GPUs are {whose}: {given[role]} {role} workers of {asked[role]} wanted"
         wanted = wanted.changed(role, given[role], reason)
     return wanted
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from baton_proto.planner import OTHER_ROLE, ROLES, Action, Observation, Role, WorkerView
 from planner.policy.history import Situation
-from planner.policy.observation import COMING, free_gpus, free_to_change, gpus_of_role
+from planner.policy.observation import COMING, free_gpus, free_to_change, gpus_allowed, gpus_held, gpus_of_role
 from planner.policy.wanted import Wanted
 
 
-def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action]:
-    """`next_number`: the number in the id of the first worker added; later ones count on from it."""
+def actions_for(wanted: Wanted, now: Situation, next_number: int, model: str = "") -> list[Action]:
+    """`next_number`: the number in the id of the first worker added; later ones count on from it. `model`: as the ids
+    have it, where several models are served."""
     observation, counts = now.observation, now.counts
     spare = {role: _leaving_order(now, role)[: max(0, counts[role].have - wanted.of(role))] for role in ROLES}
     lacking = {role: max(0, wanted.of(role) - counts[role].have) for role in ROLES}
@@ -34,18 +35,19 @@ def actions_for(wanted: Wanted, now: Situation, next_number: int) -> list[Action
             free -= max(0, needed - worker.gpus)
             actions.append(Action("flip", worker.worker_id, role, f"{other} can spare it and {role} needs one"))
             lacking[role] -= 1
-    actions += _added(lacking, free, now, next_number)
+    actions += _added(lacking, free, now, next_number, f"-{model}" if model else "")
     asleep = sum(counts[role].asleep for role in ROLES)
+    keeps = now.config.keep_asleep if gpus_held(observation) <= gpus_allowed(observation) else 0
     for role in ROLES:
         for worker in spare[role]:
-            sleeps = worker.state == "ready" and asleep < now.config.keep_asleep and "sleep" in observation.verbs
+            sleeps = worker.state == "ready" and asleep < keeps and "sleep" in observation.verbs
             asleep += sleeps
             if action := _taken_away(worker, observation, sleeps):
                 actions.append(action)
     return actions
 
 
-def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: int) -> list[Action]:
+def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: int, of_model: str) -> list[Action]:
     """Adds workers while `free` GPUs are left, first of the role that lacks the larger part. A role whose last start
     failed gets none before its `retry_s`."""
     observation = now.observation
@@ -60,7 +62,7 @@ def _added(lacking: Mapping[Role, int], free: int, now: Situation, next_number: 
         needed = gpus_of_role(observation, role)
         if needed <= free:
             free -= needed
-            worker_id = f"{role}-{next_number + len(actions)}"
+            worker_id = f"{role}{of_model}-{next_number + len(actions)}"
             actions.append(Action("add", worker_id, role, f"{role} needs more than it has"))
     return actions
 

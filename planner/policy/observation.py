@@ -58,9 +58,14 @@ def gpus_held(observation: Observation) -> int:
     return sum(worker.gpus for worker in observation.workers)
 
 
+def gpus_allowed(observation: Observation) -> int:
+    """GPUs that the workers may hold, beside those of other models."""
+    return observation.gpu_budget if observation.gpu_share is None else observation.gpu_share
+
+
 def free_gpus(observation: Observation) -> int:
-    """GPUs of the budget that no worker holds; workers that drain, start or sleep hold theirs."""
-    return observation.gpu_budget - gpus_held(observation)
+    """GPUs that may be held and that no worker holds; workers that drain, start or sleep hold theirs."""
+    return gpus_allowed(observation) - gpus_held(observation)
 
 
 def gpus_of_role(observation: Observation, role: Role) -> int:

@@ -131,6 +131,7 @@ class Observation(Struct, frozen=True, omit_defaults=True):
     verbs: Annotated[tuple[Verb, ...], Rows] = ALL_VERBS  # what the connector can do
     gpus_per_worker: Annotated[dict[Role, Count], Rows] = {}  # GPUs of a new worker of each role
     ages_s: Annotated[dict[Name, float], Rows] = {}  # seconds since each of SOURCES was last heard
+    gpu_share: Count | None = None  # what other models leave of gpu_budget; None: all of it
 
 
 class Action(Struct, frozen=True):

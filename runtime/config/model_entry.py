@@ -30,7 +30,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_parser: ReasoningParser | None = None
     adapters: dict[ModelName, Text] = {}  # as the key `adapters`
     external_workers: tuple[ExternalWorkerConfig, ...] = ()
-    weight: Positive = 1  # its share of router.queue_limit, beside the others' weights
+    weight: Positive = 1  # its share, beside the others', of router.queue_limit and planned GPUs
     asleep: Literal["never", "until_asked"] = "never"  # until_asked: it wakes for a request, and sleeps when it is idle
     idle_s: Seconds = 60.0  # without a request, until it falls asleep
     wake_timeout_s: Seconds = 30.0  # for which a request waits for it to wake

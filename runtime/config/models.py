@@ -48,6 +48,7 @@ def model_of(config: ServingConfig, model: ModelConfig) -> ServingConfig:
             reasoning_parser=model.reasoning_parser or router.reasoning_parser,
             queue_limit=max(1, round(router.queue_limit * share)),
         ),
+        planner=msgspec.structs.replace(config.planner, enabled=config.planner.enabled and not model.sleeps),
         external_workers=model.external_workers,
         adapters=model.adapters,
     )

@@ -261,7 +261,7 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     #     engine: {max_model_len: 8192}      # what is another one than in the section `engine`
     #     tool_parser: hermes                # as in the section `router`, and reasoning_parser likewise
     #     adapters: {sql: /adapters/sql}     # as below, and external_workers likewise
-    #     weight: 1                          # its share of router.queue_limit, beside the others' weights
+    #     weight: 1                          # its share, beside the others', of router.queue_limit and planned GPUs
     #     asleep: until_asked                # sleeps until a request wakes it, and after idle_s: 60 without one
     #     wake_timeout_s: 30                 # for which a request waits for it to wake
     #     priority: 0                        # a lower one sleeps first where others need its GPUs
@@ -341,8 +341,6 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
         for key in ("adapters", "external_workers"):
             if getattr(self, key):
                 raise ValueError(f"{key}: models are given: name each in its model's {key}")
-        if self.planner.enabled:
-            raise ValueError("planner.enabled: the planner plans for one model: set it to false, or serve one model")
 
     def external_worker(self, worker_id: str) -> ExternalWorkerConfig | None:
         """Returns None when we start the worker's engine."""

@@ -14,7 +14,7 @@ from baton.cli.lazy_group import lazy_group, plain_app
 from baton.cli.plan.options import PlannerTimeoutOption
 from baton.cli.plan.show import show_plan
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import JsonOption
+from baton.cli.terminal.options import JsonOption, OfModelOption
 from baton.cli.terminal.output import console
 from baton_proto.planner_control import Plan
 from runtime.calls.planner import ask_plan
@@ -40,6 +40,7 @@ def plan(
     ] = 1.0,
     nats_url: NatsUrlOption = DEFAULT_NATS_URL,
     namespace: NamespaceOption = "default",
+    model: OfModelOption = "",
     timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,12 +49,12 @@ def plan(
         return
     with errors_reported():
         if dry_run:
-            asyncio.run(until_stopped(_advise(nats_url, namespace, timeout_s, config, decisions, as_json)))
+            asyncio.run(until_stopped(_advise(nats_url, namespace, model, timeout_s, config, decisions, as_json)))
             return
         if watch:
-            asyncio.run(until_stopped(_watch(nats_url, namespace, timeout_s, interval_s, as_json)))
+            asyncio.run(until_stopped(_watch(nats_url, namespace, model, timeout_s, interval_s, as_json)))
             return
-        _print(asyncio.run(_ask(nats_url, namespace, timeout_s)), as_json)
+        _print(asyncio.run(_ask(nats_url, namespace, model, timeout_s)), as_json)
 
 
 def _print(answer: Plan, as_json: bool) -> None:
@@ -63,16 +64,16 @@ def _print(answer: Plan, as_json: bool) -> None:
         show_plan(console(), answer)
 
 
-async def _ask(url: str, namespace: str, timeout_s: float) -> Plan:
-    async with nats_session(url, namespace, timeout_s) as nats:
+async def _ask(url: str, namespace: str, model: str, timeout_s: float) -> Plan:
+    async with nats_session(url, namespace, timeout_s, model) as nats:
         return await ask_plan(nats, timeout_s)
 
 
-async def _watch(url: str, namespace: str, timeout_s: float, interval_s: float, as_json: bool) -> None:
+async def _watch(url: str, namespace: str, model: str, timeout_s: float, interval_s: float, as_json: bool) -> None:
     """A terminal shows what is true now; a pipe gets each decision once. A planner that ends is waited for."""
     live = sys.stdout.isatty() and not as_json
     seen, last = False, None
-    async with nats_session(url, namespace, timeout_s) as nats:
+    async with nats_session(url, namespace, timeout_s, model) as nats:
         while True:
             try:
                 answer = await ask_plan(nats, timeout_s)
@@ -90,9 +91,9 @@ async def _watch(url: str, namespace: str, timeout_s: float, interval_s: float, 
 
 
 async def _advise(
-    url: str, namespace: str, timeout_s: float, config: Path | None, decisions: int | None, as_json: bool
+    url: str, namespace: str, model: str, timeout_s: float, config: Path | None, decisions: int | None, as_json: bool
 ) -> None:
     from baton.cli.plan.advise import advise  # here, because it imports the planner and numpy
 
-    async with nats_session(url, namespace, timeout_s) as nats:
+    async with nats_session(url, namespace, timeout_s, model) as nats:
         await advise(nats, load_config(config), decisions, as_json)

@@ -13,9 +13,14 @@ def gpu_budget(config: ServingConfig, machines: Machines) -> int:
     limits = config.planner.limits
     if limits.gpu_budget is not None:
         return limits.gpu_budget
-    if is_mock(config):
+    if has_own_budget(config):
         return limits.max_prefill + limits.max_decode
     return machines.gpus if uses_gpus(config, machines) else machines.cores
+
+
+def has_own_budget(config: ServingConfig) -> bool:
+    """Whether workers of the model count for no other one's budget."""
+    return config.planner.limits.gpu_budget is None and is_mock(config)
 
 
 def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int]:

@@ -1,6 +1,6 @@
 """The planner beside a service: it begins with it, and stands aside while somebody else changes the workers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ class RunningPlanner:
     """A context that ends before the service drains: from then on the planner starts nothing. Raises what
     live_planner() raises."""
 
-    def __init__(self, supervisor: Supervisor, tell: Tell) -> None:
+    def __init__(self, supervisor: Supervisor, tell: Tell, kept: Callable[[], int]) -> None:
+        """`kept`: as in live_planner()."""
         self._supervisor = supervisor
+        self._kept = kept
         self._tell = tell
         self._context = AsyncExitStack()
         self._planner: LivePlanner | None = None
@@ -25,7 +27,9 @@ class RunningPlanner:
         if self._supervisor.config.planner.enabled:
             from baton.service.planning.live_planner import live_planner  # late: numpy takes time to load
 
-            self._planner = await self._context.enter_async_context(live_planner(self._supervisor, self._tell))
+            self._planner = await self._context.enter_async_context(
+                live_planner(self._supervisor, self._tell, self._kept)
+            )
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -30,13 +30,15 @@ log = structlog.get_logger()
 
 
 class SupervisorConnector:
-    """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere."""
+    """A drain gives requests in flight its deadline, less what the end takes; those that are left go on elsewhere.
+    `namespace`: of the model whose workers these are; None: there is one."""
 
     verbs = ALL_VERBS
 
-    def __init__(self, supervisor: Supervisor, tell: Tell) -> None:
+    def __init__(self, supervisor: Supervisor, tell: Tell, namespace: str | None = None) -> None:
         config = supervisor.config
         self._supervisor = supervisor
+        self._namespace = namespace
         self._tell = tell
         self._drain_s = max(END_S, pace.DRAIN_DEADLINE_S - config.workers.drain_timeout_s - END_S)
         self._since_s: dict[str, tuple[int, float]] = {}  # worker id -> pid, when it was first seen
@@ -45,7 +47,8 @@ class SupervisorConnector:
 
     def processes(self) -> list[WorkerProcess]:
         """All workers that live, those between two roles included."""
-        lives = {name: role for role in ROLES for name in self._supervisor.children.workers(role)} | self._flipping
+        workers = self._supervisor.children.workers
+        lives = {name: role for role in ROLES for name in workers(role, self._namespace)} | self._flipping
         return [self._process(worker_id, role) for worker_id, role in lives.items()]
 
     async def add(self, worker_id: str, role: Role) -> None:
@@ -101,7 +104,7 @@ class SupervisorConnector:
 
     async def _start(self, worker_id: str, role: Role) -> None:
         if self._supervisor.children.living(worker_id) is None:
-            await self._supervisor.add_worker(role, worker_id)
+            await self._supervisor.add_worker(role, worker_id, self._namespace)
         else:
             await self._supervisor.until_used([worker_id])
 

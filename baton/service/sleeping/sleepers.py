@@ -70,6 +70,16 @@ class Sleepers:
     async def __aexit__(self, *error: object) -> None:
         await self._closing.aclose()
 
+    def kept(self) -> int:
+        """GPUs that are not for other models: those where workers of models that sleep are, and without GPUs enough for
+        the largest of these models, or for those that are awake."""
+        sleepers = [model for model in self._models if model.entry.sleeps]
+        awake = sum((self._holds(model) for model in sleepers if model.is_awake), Counter[str]())
+        places = Counter[str]()
+        for model in sleepers:
+            places |= self._holds(model)
+        return max(awake.total(), places.total())
+
     async def _answer(self, model: ModelWorkers, data: bytes) -> bytes:
         body: Outcome | Refusal
         try:
@@ -156,7 +166,7 @@ class Sleepers:
         """GPUs by name; where there are none, as many shares of the cores. The mock engine needs neither."""
         children, launcher = self._supervisor.children, self._supervisor.launcher
         held = Counter[str]()
-        for name in children.living_of():
+        for name in {*children.living_of(), *children.starting}:
             launch = children.launches[name]
             if launch.config.namespace == model.namespace and not is_mock(launch.config):
                 held.update(launcher.place(children[name]) or {"": launch.ranks})

@@ -55,7 +55,6 @@ def test_a_model_is_parsed_from_what_is_written_for_its_processes() -> None:
         ({"models": [TWO | {"decod": 1}]}, "'models[0].decode'"),
         ({"models": [TWO], "model": "mock"}, "model: models are given, too"),
         ({"models": [TWO], "external_workers": [server("a")]}, "name each in its model's external_workers"),
-        ({"models": [TWO], "planner": {"enabled": True}}, "the planner plans for one model"),
         ({"models": [m | {"external_workers": [server("a")]} for m in (ONE, TWO)]}, "a is named twice"),
         ({"models": [ONE, TWO | {"external_workers": [server("decode-org-one-1")]}]}, "decode-org-one-1 is a name"),
         ({"models": [ONE | {"external_workers": [server("a")], "asleep": "until_asked"}]}, "leave out `asleep`"),
