@@ -112,6 +112,9 @@ class Adapters(Protocol):
     @property
     def names(self) -> Run[str]: ...  # of those that requests may name
 
+    @property
+    def places(self) -> int: ...  # adapters that take part in one step; 0: nobody knows
+
     async def load(self, name: str, folder: str) -> None:
         """Returns when requests may name it. Raises UnavailableError or ModelError, with nothing changed."""
 

@@ -24,6 +24,11 @@ class VllmAdapters:
     def names(self) -> Sequence[str]:
         return list(self._requests)
 
+    @property
+    def places(self) -> int:
+        config = self._llm.vllm_config.lora_config
+        return 0 if config is None else int(config.max_loras)
+
     def request(self, name: str) -> Any:
         """What a request for the adapter goes to vLLM with; None for no name. Raises KeyError."""
         return self._requests[name] if name else None

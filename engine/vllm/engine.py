@@ -302,7 +302,11 @@ class VllmEngine:
             queued_prefill_pairs=sum(tokens * tokens // 2 for tokens in queued),
             steps=self.timed_steps.num_steps,
             step_ms=self.timed_steps.last_ms,
+            adapters=self._adapters_asked_for(),
         )
+
+    def _adapters_asked_for(self) -> tuple[str, ...]:
+        return tuple({one.adapter for one in self._sequences.values() if one.adapter}) if self.adapters.names else ()
 
     def pace(self) -> Pace:
         return Pace(self._context_tokens(), self.timed_steps.take())

@@ -56,6 +56,7 @@ class WorkerRecord(Struct, frozen=True):
     dimension: Small = 0  # of its embeddings
     adapters: Annotated[tuple[Name, ...], Rows] = ()  # that requests may name
     process: Name = ""  # see runtime/host.py
+    adapter_places: Small = 0  # of these, so many take part in one step; 0: nobody knows
 
 
 class RecordHead(Struct, frozen=True):
@@ -94,6 +95,7 @@ class WorkerLoad(Struct, frozen=True):
     steps: Count = 0
     step_ms: float = 0.0  # duration of the last step
     prompts: Small = 0  # of running and waiting: those of decode workers, which leave when their KV is shipped
+    adapters: Annotated[tuple[Name, ...], Rows] = ()  # of running and waiting
 
 
 class TimedStep(Struct, frozen=True, array_like=True):

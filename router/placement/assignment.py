@@ -140,15 +140,15 @@ class Assigner:
         config = self._config
         forms = of_each_generation(request, generations)
         decode = prefill = NO_CANDIDATES
-        may_keep = False
+        may_keep, whose = False, (request.adapter, request.excluded)
         reused = b""
-        if forms and (decode_keys := self._pool.decode_keys(max_tokens, request.adapter)):
+        if forms and (decode_keys := self._pool.decode_keys(max_tokens, *whose)):
             match = self._index.match(hashes)
             reused = match.last_block
             cached = self._expected.outlook(match, hashes)
-            prefill_keys = self._pool.prefill_keys(request.num_tokens, request.adapter)
+            prefill_keys = self._pool.prefill_keys(request.num_tokens, *whose)
             later_than = request.num_tokens if is_dated else None
-            may_keep = self._pool.prefill_keys(max_tokens, request.adapter) == prefill_keys
+            may_keep = self._pool.prefill_keys(max_tokens, *whose) == prefill_keys
             decode = candidates(self._ledger, decode_keys, match, cached, later_than)
             prefill = candidates(self._ledger, prefill_keys, match, cached, later_than)
         limits = (config.max_running_per_worker, due_ms)

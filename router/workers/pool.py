@@ -37,6 +37,7 @@ class PooledWorker:
     link: WorkerLink
     misfit: str  # why it is never used; empty when it fits
     key: WorkerKey = field(init=False)
+    adapters: Sequence[str] = ()  # that its requests name
 
     def __post_init__(self) -> None:
         self.key = (self.record.worker_id, self.record.incarnation)
@@ -48,6 +49,11 @@ class PooledWorker:
     @property
     def weights(self) -> int:
         return weights_tag(self.record.model_hash)
+
+    def has_place(self, adapter: str) -> bool:
+        """Whether requests for the adapter need not wait until those for another one have ended."""
+        places = self.record.adapter_places
+        return not places or adapter in self.adapters or len(self.adapters) < places
 
     @property
     def problem(self) -> str:
@@ -76,10 +82,16 @@ class _Ready:
         able = [worker for worker in self.workers if worker.record.max_model_len >= num_tokens]
         return [worker for worker in able if adapter in worker.record.adapters] if adapter else able
 
-    def keys_that_take(self, num_tokens: int, adapter: str) -> tuple[WorkerKey, ...]:
+    def keys_that_take(
+        self, num_tokens: int, adapter: str, excluded: frozenset[WorkerKey] = frozenset()
+    ) -> tuple[WorkerKey, ...]:
+        """Of workers that have the adapter, those with a place for it, unless all that are not excluded lack one."""
         if num_tokens <= self.all_take and not adapter:
             return self.keys
-        return tuple(worker.key for worker in self.that_take(num_tokens, adapter))
+        able = self.that_take(num_tokens, adapter)
+        if adapter:
+            able = [one for one in able if one.has_place(adapter) and one.key not in excluded] or able
+        return tuple(worker.key for worker in able)
 
 
 class WorkerPool:
@@ -181,12 +193,17 @@ class WorkerPool:
         those that were there last."""
         return self._adapters
 
-    def decode_keys(self, num_tokens: int = 0, adapter: str = "") -> tuple[WorkerKey, ...]:
-        """The keys of `ready_decode`; for no adapter the same tuple as long as nothing changes."""
-        return self._ready("decode").keys_that_take(num_tokens, adapter)
+    def decode_keys(
+        self, num_tokens: int = 0, adapter: str = "", excluded: frozenset[WorkerKey] = frozenset()
+    ) -> tuple[WorkerKey, ...]:
+        """The keys of `ready_decode` that a request may go to; for no adapter the same tuple as long as nothing
+        changes."""
+        return self._ready("decode").keys_that_take(num_tokens, adapter, excluded)
 
-    def prefill_keys(self, num_tokens: int = 0, adapter: str = "") -> tuple[WorkerKey, ...]:
-        return self._ready("prefill").keys_that_take(num_tokens, adapter)
+    def prefill_keys(
+        self, num_tokens: int = 0, adapter: str = "", excluded: frozenset[WorkerKey] = frozenset()
+    ) -> tuple[WorkerKey, ...]:
+        return self._ready("prefill").keys_that_take(num_tokens, adapter, excluded)
 
     def generations(self) -> tuple[Generation, ...]:
         """Those that decode workers are of: while the others of one are left out, all have the same weights, and where
@@ -300,6 +317,8 @@ class WorkerPool:
         return ""
 
     def _on_load(self, key: WorkerKey, load: WorkerLoad) -> None:
+        if (worker := self.workers.get(key[0])) is not None and worker.key == key:
+            worker.adapters = load.adapters
         self._ledger.report(key, load)
         self._load_seen(key, load)
 

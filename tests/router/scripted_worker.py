@@ -128,6 +128,7 @@ class ScriptedWorker:
         self.kv_form = ""
         self.model_hash = "hash"
         self.adapters: tuple[str, ...] = ()
+        self.adapter_places = 0
         self.load = WorkerLoad(blocks_total=256)
         self.submits: list[Submit] = []
         self.cancels: list[str] = []
@@ -159,6 +160,7 @@ class ScriptedWorker:
             pid=0,
             kv_form=self.kv_form,
             adapters=self.adapters,
+            adapter_places=self.adapter_places,
         )
 
     def added(self, state: str = "ready") -> Change:

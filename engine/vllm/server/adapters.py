@@ -33,6 +33,8 @@ async def models_of(server: VllmServer) -> list[Model]:
 class ServerAdapters:
     """Implements `engine.interface.Adapters`. Event loop only."""
 
+    places = 0  # no server tells
+
     def __init__(self, server: VllmServer) -> None:
         self.names: Sequence[str] = ()  # as of the last look
         self._server = server

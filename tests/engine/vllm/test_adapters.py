@@ -31,7 +31,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     return Core()
 
 
-def adapters(core: Core, lora_config: object = True) -> VllmAdapters:
+def adapters(core: Core, lora_config: object = SimpleNamespace(max_loras=4)) -> VllmAdapters:
     return VllmAdapters(SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(lora_config=lora_config)))
 
 
@@ -54,7 +54,7 @@ async def test_a_request_may_name_what_vllm_has_loaded_alone(core: Core) -> None
     assert of.request("") is None
     with pytest.raises(ModelError, match=r"cannot load /nowhere: no adapter_config\.json"):
         await of.load("sql", "/nowhere")
-    assert of.names == []
+    assert (of.names, of.places) == ([], 4)
     await of.load("sql", "/adapters/sql")
     with pytest.raises(UnavailableError, match="has an adapter 'sql' already"):
         await of.load("sql", "/adapters/other")

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from baton_proto.discovery import LoadReport, WorkerLoad
 from baton_proto.worker import Failure
 from router.requests.frontend import Models
 from router.requests.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 from runtime.discovery.directory import Change
+from runtime.discovery.worker_key import WorkerKey
 from runtime.errors import UnavailableError, UnknownModelError
 from tests.router.scripted_generator import MODEL, ScriptedGenerator, make_frontend, tiny_tokenizer
 from tests.router.scripted_worker import ScriptedWorker, greedy, steps_of
@@ -49,6 +51,35 @@ async def test_every_request_goes_to_a_worker_with_its_adapter(tokenizer: Tokeni
         assert not plain.submits
         with fails_with(UnavailableError, "no decode worker that has the adapter essay was ready"):
             await collect(stream(router, of_adapter("essay")))
+        router.check_idle()
+
+
+async def test_a_worker_whose_places_are_taken_by_other_adapters_is_the_last_to_be_asked(tokenizer: Tokenizer) -> None:
+    full, free = worker("d0", "poem", "sql"), worker("d1", "poem", "sql")
+    full.adapter_places, free.adapter_places = 1, 2
+    async with routing(tokenizer, full, free) as router:
+
+        def asked(name: str, excluded: frozenset[WorkerKey] = frozenset()) -> set[str]:
+            return {key[0] for key in router.pool.decode_keys(0, name, excluded)}
+
+        def tell(one: ScriptedWorker, *adapters: str) -> None:
+            load = WorkerLoad(running=len(adapters), adapters=adapters)
+            router.pool.load_report(LoadReport(version=1, worker_id=one.worker_id, incarnation=1, load=load))
+
+        tell(full, "poem")
+        tell(free, "poem")
+        assert asked("poem") == {"d0", "d1"}, "it takes part already"
+        assert asked("sql") == {"d1"}
+        results = await asyncio.gather(*(collect(stream(router, of_adapter())) for _ in range(10)))
+        assert all(result.tokens == {0: greedy(PROMPT, 8)} for result in results)
+        assert not full.submits
+        tell(full, "poem")
+        assert asked("sql", frozenset({("d1", 1)})) == {"d0", "d1"}, "rather one that is full than nobody"
+        tell(free, "poem", "essay")
+        assert asked("sql") == {"d0", "d1"}
+        tell(full)
+        assert asked("sql") == {"d0"}
+        tell(free)
         router.check_idle()
 
 
