@@ -39,8 +39,8 @@ class ScrapeTargets:
     def __init__(
         self, nats: NatsClient, directory: Directory, service: str, tls: Collection[str] = (), model: str = ""
     ) -> None:
-        """`service`: its namespace. `tls`: the components whose metrics are read by https. `model`: whose workers these
-        are, where several are served."""
+        """`service`: its namespace. `tls`: the components whose metrics are read by https. `model`: whose workers and
+        planner these are, where several are served."""
         self._service = service
         self._tls = tls
         self._model = {"model": model} if model else {}
@@ -67,7 +67,7 @@ class ScrapeTargets:
 
     def _target(self, address: str, component: str, process: str) -> Target:
         labels = {"namespace": self._service, "component": component, "process": process}
-        if component == "worker":
+        if component != "router":
             labels |= self._model
         if component in self._tls:
             labels[SCHEME_LABEL] = "https"

@@ -18,6 +18,7 @@ from baton.client.service_status import WorkerSleep
 from baton.runs.access import Access
 from baton.runs.run_file import run_at
 from baton_proto.planner import PREFILL
+from baton_proto.planner_control import Plan
 from baton_proto.worker import TAGS
 from runtime.calls.planner import ask_plan
 from runtime.errors import BatonError
@@ -50,7 +51,7 @@ def sleep(
     access = Access(address, None, ca_file, operator_key_file)
 
     async def work() -> Outcomes:
-        wish = await _planners_wish(access.place, worker)
+        wish = await _planners_wish(access.place, worker, model)
         async with AsyncClient.through(access) as client:
             if worker is None:
                 outcomes = await client.sleep_all(level, drain_timeout, model)
@@ -96,24 +97,34 @@ def _check(worker: str | None, everyone: bool, model: str) -> None:
         raise typer.BadParameter("is for --all: a worker's own name suffices", param_hint="--model")
 
 
-async def _planners_wish(address: str, worker_id: str | None) -> str:
-    """Returns a planner's objection to the sleep of the worker, or of all workers, as a sentence; empty without one."""
+async def _planners_wish(address: str, worker_id: str | None, model: str) -> str:
+    """Returns planners' objections to the sleep of the worker, or of all workers (`model`: of one of several), as
+    sentences; empty without one."""
     run = await asyncio.to_thread(run_at, address)
-    with suppress(BatonError, StopIteration):  # no planner runs, or it has not seen the worker yet
-        if run is not None and run.file.nats:
-            async with nats_session(run.file.nats, run.file.namespace, PLANNER_TIMEOUT_S) as nats:
+    if run is None or not run.file.nats:
+        return ""
+    said = []
+    for one in [model] if model else run.file.models or [""]:
+        with suppress(BatonError, StopIteration):  # no planner runs, or it has not seen the worker yet
+            async with nats_session(run.file.nats, run.file.namespace, PLANNER_TIMEOUT_S, one) as nats:
                 plan = await ask_plan(nats, PLANNER_TIMEOUT_S)
-            if worker_id is None:
-                wanted = 0 if plan.target is None else plan.target.prefill + plan.target.decode
-                return f"the planner wants {wanted} workers and wakes them again" if wanted else ""
-            seen = [] if plan.observation is None else plan.observation.workers
-            role = next(worker.role for worker in seen if worker.worker_id == worker_id)
-            others = [one for one in seen if one.role == role and one.state == "ready" and one.worker_id != worker_id]
-            wanted = 0 if plan.target is None else plan.target.prefill if role == PREFILL else plan.target.decode
-            if len(others) < wanted:
-                hint = f"; `baton scale {role}={len(others)}` before lets it sleep" if others else ""
-                return f"the planner wants {wanted} {role} workers and wakes {worker_id} again{hint}"
-    return ""
+            said.append(_wish(plan, worker_id, f" --model {one}" if one else ""))
+    return "; ".join(filter(None, said))
+
+
+def _wish(plan: Plan, worker_id: str | None, whose: str) -> str:
+    """Raises StopIteration when the planner does not know the worker."""
+    if worker_id is None:
+        wanted = 0 if plan.target is None else plan.target.prefill + plan.target.decode
+        return f"the planner wants {wanted} workers and wakes them again" if wanted else ""
+    seen = [] if plan.observation is None else plan.observation.workers
+    role = next(worker.role for worker in seen if worker.worker_id == worker_id)
+    others = [one for one in seen if one.role == role and one.state == "ready" and one.worker_id != worker_id]
+    wanted = 0 if plan.target is None else plan.target.prefill if role == PREFILL else plan.target.decode
+    if len(others) >= wanted:
+        return ""
+    hint = f"; `baton scale {role}={len(others)}{whose}` before lets it sleep" if others else ""
+    return f"the planner wants {wanted} {role} workers and wakes {worker_id} again{hint}"
 
 
 def _report(asking: Coroutine[None, None, Outcomes], everyone: bool, as_json: bool) -> None:
