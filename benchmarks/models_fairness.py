@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -81,7 +81,7 @@ def main() -> None:
     Console().print(f"p99 with a flood: {ratio:.2f} of that without; goal {GOAL:g}; load {os.getloadavg()[0]:.1f}")
     if options.json is not None:
         head = {"benchmark": "models_fairness", **describe(), "goal": GOAL, "ratio": ratio, "rate": options.rate}
-        write_result(options.json, {**head, "callers": options.callers, "turns": turns})
+        write_result(options.json, {**head, "callers": options.callers, "turns": to_builtins(turns)})
     sys.exit(ratio > GOAL)
 
 
