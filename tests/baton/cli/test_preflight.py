@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,22 @@ def test_models_that_have_room_alone_and_not_together_are_refused(
     check_models(services[:1], Machines(0, 2))
     with pytest.raises(ConfigError, match=r"40\.0 MiB of memory is free here"):
         check_models(services, Machines(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("budget", "second", "words"),
+    [
+        (4, {}, ""),
+        (3, {}, "the least workers of 2 models take 4 GPUs, and 3 are the budget"),
+        (3, {"asleep": "until_asked", "prefill": 0, "decode": 1}, ""),
+        (2, {"asleep": "until_asked", "prefill": 0, "decode": 1}, "take 2 GPUs beside 1 for those that sleep, and 2"),
+    ],
+)
+def test_models_whose_least_workers_have_no_room_together_are_refused(
+    tiny_model: Path, budget: int, second: dict[str, Any], words: str
+) -> None:
+    models = [{"name": "one", "model": str(tiny_model)}, {"name": "two", "model": str(tiny_model)} | second]
+    data = {"models": models, "planner": {"enabled": True, "limits": {"gpu_budget": budget}}}
+    services = wanted_models(parse_config(data), data)
+    with pytest.raises(ConfigError, match=words) if words else nullcontext():
+        check_models(services, Machines(0, 8))
