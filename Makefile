@@ -93,7 +93,7 @@ test-frameworks: $(INSTALLED)  ## what agents' frameworks, LiteLLM, lm-eval and 
 	@$(PIP) --quiet -c constraints.txt -e '.[$(EXTRAS),frameworks]'
 	@$(PIP) --quiet --no-deps $(FRAMEWORKS)
 	@! command -v npm > /dev/null || npm install --loglevel error --no-save --no-audit --no-fund --prefix $(VENV) $(CODEX)
-	$(PYTEST) -n 0 tests/spine/test_frameworks.py tests/spine/test_agent_frameworks.py $(ARGS)
+	$(PYTEST) -n 0 tests/spine/test_frameworks.py tests/spine/test_agent_frameworks.py tests/vllm/test_langchain.py $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well
 	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.vllm.server import BLOCK, MODEL, VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
 DIMENSION = 64
+NOISE = 1e-5  # of scores, which other texts in a batch change
 EMBEDS = ("--runner", "pooling", "--convert", "embed", "--hf-overrides", json.dumps({"is_matryoshka": True}))
 SCORES = ("--runner", "pooling", "--convert", "classify")
 
@@ -113,18 +115,37 @@ async def all_forms_of_input_and_answer_are_taken(service: Service, http: httpx.
 
 
 async def scores_and_ranks_are_the_servers_own(service: Service, http: httpx.AsyncClient, server: VllmServer) -> None:
-    pairs = {"text_1": "a b", "text_2": ["c d", "e", "a b"]}
+    texts = ["c d", "e", "a b"]
     for path in ("/score", "/v1/score"):
-        theirs = (await server.client.post(path, json={"model": MODEL, **pairs})).json()
-        ours = (await http.post(service.http_url + path, json=pairs)).json()
-        scores = [[one["score"] for one in each["data"]] for each in (ours, theirs)]
-        np.testing.assert_allclose(*scores, atol=1e-5)
-    ranked = {"query": "a b", "documents": pairs["text_2"], "top_n": 2}
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        theirs = (await server.client.post(path, json={"model": MODEL, **ranked})).json()
-        ours = (await http.post(service.http_url + path, json=ranked)).json()
-        told = [[(one["index"], one["document"]["text"]) for one in each["results"]] for each in (ours, theirs)]
-        assert told[0] == told[1]
+        for first in ("a b", ["a b", "e", "c"]):
+            pairs = {"text_1": first, "text_2": texts}
+            theirs = (await server.client.post(path, json={"model": MODEL, **pairs})).json()
+            ours = (await http.post(service.http_url + path, json=pairs)).json()
+            assert [one["index"] for one in ours["data"]] == [0, 1, 2]
+            scores = [[one["score"] for one in each["data"]] for each in (ours, theirs)]
+            np.testing.assert_allclose(*scores, atol=1e-5)
+            assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+    await ranks_are_in_the_servers_order(service, http, server)
+
+
+async def ranks_are_in_the_servers_order(service: Service, http: httpx.AsyncClient, server: VllmServer) -> None:
+    """Documents whose scores by the server itself differ by no more than noise may change places."""
+    rng = random.Random(2)
+    documents = [" ".join(rng.choices("abcdefghij", k=rng.randrange(1, 20))) for _ in range(30)]
+    scored = await server.client.post("/score", json={"model": MODEL, "text_1": "a b c", "text_2": documents})
+    scores = [one["score"] for one in scored.json()["data"]]
+    assert max(scores) - min(scores) > 100 * NOISE, "an order by noise shows nothing"
+    ranked = {"query": "a b c", "documents": documents}
+    for path, top_n in (("/rerank", 2), ("/v1/rerank", 7), ("/v2/rerank", 0)):
+        body = ranked | ({"top_n": top_n} if top_n else {})
+        theirs = (await server.client.post(path, json={"model": MODEL, **body})).json()["results"]
+        ours = (await http.post(service.http_url + path, json=body)).json()["results"]
+        assert len(ours) == len(theirs) == (top_n or len(documents))
+        assert len({one["index"] for one in ours}) == len(ours)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one["document"]["text"] == documents[one["index"]]
+            assert abs(one["relevance_score"] - scores[one["index"]]) < NOISE
+            assert one["index"] == other["index"] or abs(scores[one["index"]] - scores[other["index"]]) < NOISE
 
 
 async def what_is_served_is_shown_and_chats_are_404(service: Service, http: httpx.AsyncClient) -> None:
