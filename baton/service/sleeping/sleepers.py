@@ -106,12 +106,12 @@ class Sleepers:
     async def _swap(self, model: ModelWorkers, swap: Swap, left_s: float) -> Outcome:
         """Requests of those that fall asleep have `left_s` to end."""
         began_s, outcome = time.time(), Outcome("awake")
-        try:
-            for other in self._models:
-                if other.entry.name in swap.asleep:
-                    await self._sleep(other, left_s, f"{model.entry.name} is asked for")
-        except BatonError as error:
-            outcome = Outcome("busy", str(error)[:MAX_TEXT])
+        others, why = [one for one in self._models if one.entry.name in swap.asleep], f"{model.entry.name} is asked for"
+        slept = await asyncio.gather(*(self._sleep(one, left_s, why) for one in others), return_exceptions=True)
+        if (failed := next(filter(None, slept), None)) is not None:
+            if not isinstance(failed, BatonError):
+                raise failed
+            outcome = Outcome("busy", str(failed)[:MAX_TEXT])
         else:
             try:
                 await model.wake()
