@@ -189,6 +189,8 @@ async def _exchange(
             rest += bytes(event.data)
             while events and b"\n\n" in rest:
                 message, _, rest = rest.partition(b"\n\n")
+                if message.startswith(b":"):
+                    continue  # a comment, while the model wakes
                 *more, data = message.split(b"\n")
                 yield data.removeprefix(b"data:").strip()
                 for line in more:  # the event is taken, and has an id

@@ -96,6 +96,7 @@ class Game:
         for problem in [*grown.problems, *(fleet.problems if fleet else []), *(f"left behind: {one}" for one in left)]:
             self._fail(number, scenario, problem)
         self.tally.deaths += fleet.deaths if fleet else 0
+        self.tally.wakes += fleet.wakes if fleet else 0
         seconds = time.monotonic() - start_s
         self.tally.seconds_of[scenario.name] += round(seconds)
         self.note(self.tally)

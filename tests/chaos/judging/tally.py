@@ -14,11 +14,12 @@ MOST = "most "  # begins the name of a number of which the largest counts
 @dataclass(slots=True)
 class Tally:
     """`warrants`: why errors were warranted. `skipped`: scenarios and faults that this machine cannot do, and why.
-    `deaths`: lives of processes that ended. `leaked`: what was held after a round by requests that were over.
-    `rounds_of`, `seconds_of`: by scenario."""
+    `deaths`: lives of processes that ended. `wakes`: of models that slept. `leaked`: what was held after a round by
+    requests that were over. `rounds_of`, `seconds_of`: by scenario."""
 
     requests: int = 0
     deaths: int = 0
+    wakes: int = 0
     leaked: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     warrants: Counter[str] = field(default_factory=Counter)
@@ -72,6 +73,7 @@ class Tally:
             "most MiB more under attack": self.most_mib_more,
             "to strangers": dict(self.to_strangers),
             "lives of processes ended": self.deaths,
+            "models woken": self.wakes,
             "faults of each kind": dict(self.faults),
             "ways to ask": dict(self.ways),
             "requests with a grammar": dict(self.grammars),

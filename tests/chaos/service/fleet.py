@@ -81,6 +81,7 @@ class Fleet:
     problems: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
     deaths: int = 0
+    wakes: int = 0  # of models that slept
     strikes: int = 0  # begins and ends of faults
     whole_within_s: float = 60.0  # of the last fault
     hurry: bool = False  # whether the end is to come at once
@@ -348,13 +349,17 @@ class Fleet:
                     else:
                         self._seen(list(status.workers))
                         self.said[router.name] = {one.worker_id: one.note or one.state for one in status.workers}
-                        ready = {one.worker_id for one in status.workers if one.used}
+                        ready = {one.worker_id for one in status.workers if self.serving(one)}
                         if self.scenario.shares_ports and status.router_id != router.name:
                             self._open_door(router)  # until the system gives us a connection to this one
                         elif router.ready and not router.struck and not router.expected_end:
                             self._mark(router.name, ready & before.get(router.name, set()))
                 before[router.name] = ready
             await asyncio.sleep(POLL_S)
+
+    def serving(self, worker: pb.WorkerStatus) -> bool:
+        """Whether requests for its model are answered because of it."""
+        return worker.used
 
     def _seen(self, workers: list[pb.WorkerStatus]) -> None:
         """Hears what a router knows."""
@@ -408,6 +413,10 @@ def kind_of_fleet(scenario: Scenario) -> type[Fleet]:
         from tests.chaos.service.rolling import RollingFleet
 
         return RollingFleet
+    if scenario.asleep:
+        from tests.chaos.service.sleeping import SleepingFleet
+
+        return SleepingFleet
     if scenario.planner:
         from tests.chaos.service.up import UpFleet
 

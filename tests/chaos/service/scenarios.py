@@ -65,8 +65,8 @@ class Scenario:
     `own_nats`: servers that are its own; 0: one stands beside it. `mostly`: faults that are drawn ten times as often.
     `ray`: on a Ray cluster. `rolls`: its workers change to the next generation, with other weights, and back.
     `hostile`: strangers attack it, and nothing else strikes. `keys`: callers need keys; there are an honest one and a
-    stranger's. `models`: the names of several, each of which has so many workers; empty: there is one. `overrides`:
-    sections of serving.yaml."""
+    stranger's. `models`: the names of several, each of which has so many workers; empty: there is one. `asleep`: they
+    sleep until they are asked for. `overrides`: sections of serving.yaml."""
 
     name: str
     prefill: int
@@ -84,6 +84,7 @@ class Scenario:
     hostile: bool = False
     keys: bool = False
     models: tuple[str, ...] = ()
+    asleep: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -132,6 +133,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("tls", 2, 2, routers=2, overrides=_transport("tcp") | SECURED),
     Scenario("two-routers", 1, 2, routers=2, overrides=_transport("shm")),
     Scenario("three-models", 1, 2, routers=2, models=("one", "two", "three"), overrides=_transport("shm")),
+    Scenario(
+        "sleeping-models",
+        *(1, 2, 2),
+        models=("one", "two", "three"),
+        asleep=True,
+        overrides=_transport("shm") | {"planner": {"limits": {"gpu_budget": 6}}},  # room for two of them
+    ),
     Scenario("mock", 2, 3, routers=2, engine="mock", overrides=_transport("tcp")),
     Scenario("decode-only", 0, 3),
     Scenario("clocks", 2, 2, clocks=True, overrides=_transport("tcp")),
