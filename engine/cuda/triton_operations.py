@@ -12,9 +12,9 @@ from torch import Tensor
 
 from engine.kernels.choose_experts import choose_experts
 from engine.kernels.embedding import embed
-from engine.kernels.expert_order import expert_order
+from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.grouped_linear import grouped_linear
+from engine.kernels.grouped_linear import SILU, grouped_linear
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
@@ -60,9 +60,6 @@ class TritonOperations:
         else:
             hidden.addmm_(x, weight.t())
 
-    def add(self, hidden: Tensor, part: Tensor) -> None:
-        hidden.add_(part)
-
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
         hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
 
@@ -72,15 +69,37 @@ class TritonOperations:
     def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
         return choose_experts(scores, per_token, normed=normed)
 
-    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
-        order, per_token = expert_order(chosen, len(experts.downs)), chosen.shape[1]
-        activations = grouped_linear(
-            x, experts.gates_ups, order, pairs_per_row=per_token, gated=True, clamped=experts.clamped
-        )
-        return expert_sum(grouped_linear(activations, experts.downs, order), weights)
+    def run_experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        experts: Experts,
+        *,
+        biased: bool = True,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        return expert_sum(_outputs(x, chosen, experts, biased=biased), weights, out)
+
+    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+        expert_sum(_outputs(x, chosen, experts, biased=True), weights, hidden, add=True)
 
     def settle(self, hidden: Tensor) -> None:
         """Nothing is left open."""
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
+
+
+def _outputs(x: Tensor, chosen: Tensor, experts: Experts, *, biased: bool) -> Tensor:
+    """[num_tokens * per_token, hidden], what each of the chosen experts makes of its token."""
+    order = unordered(chosen) if is_small(x) else expert_order(chosen, len(experts.downs))
+    activations = grouped_linear(
+        x,
+        experts.gates_ups,
+        order,
+        pairs_per_row=chosen.shape[1],
+        biases=None if experts.clamped is None else experts.clamped.biases,
+        gate=experts.clamped or SILU,
+    )
+    return grouped_linear(activations, experts.downs, order, biases=experts.down_biases if biased else None)

@@ -17,24 +17,27 @@ AT_ONCE = 1024  # pairs that a program loads
 @dataclass(frozen=True, slots=True)
 class ExpertOrder:
     """int32. Pair p is place p % per_token of token p // per_token. Expert e has `pairs[first[e] : first[e + 1]]`, in
-    ascending order."""
+    ascending order. Without `first`, `pairs` are the experts of all pairs."""
 
     pairs: Tensor  # [tokens * per_token]
-    first: Tensor  # [experts + 1]
+    first: Tensor | None  # [experts + 1]
+
+
+def unordered(chosen: Tensor) -> ExpertOrder:
+    """Each pair for itself: for so few tokens that hardly two have an expert in common."""
+    return ExpertOrder(chosen.view(-1), None)
 
 
 def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
     """chosen: int32 [num_tokens, per_token], the experts of each token."""
     count = chosen.numel()
-    order = ExpertOrder(
-        torch.empty(count, dtype=torch.int32, device=chosen.device),
-        torch.empty(num_experts + 1, dtype=torch.int32, device=chosen.device),
-    )
+    pairs = torch.empty(count, dtype=torch.int32, device=chosen.device)
+    first = torch.empty(num_experts + 1, dtype=torch.int32, device=chosen.device)
     overlap = dependent_launch(chosen)
     _order[(num_experts,)](
         chosen,
-        order.pairs,
-        order.first,
+        pairs,
+        first,
         count,
         EXPERTS=num_experts,
         AT_ONCE=min(AT_ONCE, triton.next_power_of_2(count)),
@@ -42,7 +45,7 @@ def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
         num_warps=4,
         launch_pdl=overlap,
     )
-    return order
+    return ExpertOrder(pairs, first)
 
 
 @QuickLaunch

@@ -12,25 +12,28 @@ from runtime.device.quick_launch import QuickLaunch
 COLUMNS = 1024  # that a program takes
 
 
-def expert_sum(outputs: Tensor, weights: Tensor) -> Tensor:
-    """[num_tokens * per_token, hidden] and [num_tokens, per_token] -> [num_tokens, hidden]"""
+def expert_sum(outputs: Tensor, weights: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+    """[num_tokens * per_token, hidden] and [num_tokens, per_token] -> [num_tokens, hidden], in `out` if given. add: to
+    what `out` holds."""
     tokens, per_token = weights.shape
     hidden = outputs.shape[1]
-    result = torch.empty(tokens, hidden, dtype=outputs.dtype, device=outputs.device)
+    if out is None:
+        out = torch.empty(tokens, hidden, dtype=outputs.dtype, device=outputs.device)
     columns = min(COLUMNS, triton.next_power_of_2(hidden))
     overlap = dependent_launch(outputs)
     _expert_sum[(tokens, triton.cdiv(hidden, columns))](
         outputs,
         weights,
-        result,
+        out,
         HIDDEN=hidden,
         PER_TOKEN=per_token,
         COLUMNS=columns,
+        ADD=add,
         OVERLAP=overlap,
         num_warps=4,
         launch_pdl=overlap,
     )
-    return result
+    return out
 
 
 @QuickLaunch
@@ -38,10 +41,11 @@ def expert_sum(outputs: Tensor, weights: Tensor) -> Tensor:
 def _expert_sum(
     outputs,
     weights,
-    result,
+    out,
     HIDDEN: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -55,4 +59,7 @@ def _expert_sum(
         pair = token * PER_TOKEN + place
         values = tl.load(outputs + pair * HIDDEN + columns, mask=mask, other=0.0).to(tl.float32)
         total += tl.load(weights + pair) * values
-    tl.store(result + token * HIDDEN + columns, total.to(result.dtype.element_ty), mask=mask)
+    to = out + token * HIDDEN + columns
+    if ADD:
+        total += tl.load(to, mask=mask, other=0.0).to(tl.float32)
+    tl.store(to, total.to(out.dtype.element_ty), mask=mask)

@@ -18,6 +18,13 @@ from engine.model.experts import ClampedGate
 from runtime.device.quick_launch import QuickLaunch
 
 
+class Silu(NamedTuple):
+    """silu(gate) * up; all gates, then all ups."""
+
+
+SILU = Silu()
+
+
 class Tiles(NamedTuple):
     rows: int
     columns: int  # of the product, before the activations halve them
@@ -45,15 +52,17 @@ def grouped_linear(
     order: ExpertOrder,
     *,
     pairs_per_row: int = 1,
-    gated: bool = False,
-    clamped: ClampedGate | None = None,
+    biases: Tensor | None = None,
+    gate: Silu | ClampedGate | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """Row p of the result [pairs, n] is x[p // pairs_per_row] @ weights[expert of pair p].T; weights: [experts, n, k].
+    """Row p of the result [pairs, n] is x[p // pairs_per_row] @ weights[expert of pair p].T; weights: [experts, n, k],
+    biases: [experts, n].
 
-    gated: `weights` is [experts, 2 * n, k], and the result is what the activation makes of gates and ups; see Experts.
+    gate: `weights` is [experts, 2 * n, k], and the result is what the activation makes of gates and ups; see Experts.
     """
     pairs, (num_experts, n, k) = len(order.pairs), weights.shape
+    gated, clamped = gate is not None, gate if isinstance(gate, ClampedGate) else None
     if gated:
         n //= 2
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
@@ -61,14 +70,15 @@ def grouped_linear(
     columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
     block_n = columns // 2 if gated else columns
     inner = min(tiles.inner, max(16, triton.next_power_of_2(k)))
-    overlap = dependent_launch(x)
-    _grouped_linear[(triton.cdiv(n, block_n), pairs // tiles.rows + min(num_experts, pairs))](
+    overlap, alone = dependent_launch(x), order.first is None
+    num_tiles = pairs if alone else pairs // tiles.rows + min(num_experts, pairs)
+    _grouped_linear[(triton.cdiv(n, block_n), num_tiles)](
         x,
         weights,
-        x if clamped is None else clamped.biases,
+        x if biases is None else biases,
         out,
         order.pairs,
-        order.first,
+        order.pairs if order.first is None else order.first,
         weights.stride(0),
         weights.stride(1),
         weights.stride(2),
@@ -82,6 +92,8 @@ def grouped_linear(
         BLOCK_M=tiles.rows,
         BLOCK_N=block_n,
         BLOCK_K=inner,
+        ALONE=alone,
+        BIASED=biases is not None,
         GATED=gated,
         CLAMPED=clamped is not None,
         EVEN=n % block_n == 0 and k % inner == 0,
@@ -116,29 +128,40 @@ def _grouped_linear(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    ALONE: tl.constexpr,
+    BIASED: tl.constexpr,
     GATED: tl.constexpr,
     CLAMPED: tl.constexpr,
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert."""
+    """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert. ALONE: for one pair."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     width: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     tile = tl.program_id(1)
-    experts = tl.arange(0, EXPERTS_PADDED)
-    is_expert = experts < EXPERTS
-    counts = tl.load(first + experts + 1, mask=is_expert, other=0) - tl.load(first + experts, mask=is_expert, other=0)
-    tiles = (counts + BLOCK_M - 1) // BLOCK_M
-    is_before = tl.cumsum(tiles, axis=0) <= tile
-    expert = tl.sum(is_before.to(tl.int32), axis=0)
-    if expert < EXPERTS:
+    members = tl.arange(0, BLOCK_M)
+    before = tile
+    if ALONE:
+        expert = tl.load(pairs + tile)
+    else:
+        experts = tl.arange(0, EXPERTS_PADDED)
+        is_expert = experts < EXPERTS
+        ends = tl.load(first + experts + 1, mask=is_expert, other=0)
+        tiles = (ends - tl.load(first + experts, mask=is_expert, other=0) + BLOCK_M - 1) // BLOCK_M
+        is_before = tl.cumsum(tiles, axis=0) <= tile
+        expert = tl.sum(is_before.to(tl.int32), axis=0)
         before = tl.sum(tl.where(is_before, tiles, 0), axis=0)
-        rows = tl.load(first + expert) + (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
-        is_pair = rows < tl.load(first + expert + 1)
-        pair = tl.load(pairs + rows, mask=is_pair, other=0)
+    if expert < EXPERTS:
+        if ALONE:
+            is_pair = members < 1
+            pair = tl.where(is_pair, tile, 0)
+        else:
+            rows = tl.load(first + expert) + (tile - before) * BLOCK_M + members
+            is_pair = rows < tl.load(first + expert + 1)
+            pair = tl.load(pairs + rows, mask=is_pair, other=0)
         columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         inner = tl.arange(0, BLOCK_K)
         lanes = tl.arange(0, width)
@@ -162,8 +185,9 @@ def _grouped_linear(
             product = tl.dot(left, right, product, input_precision=PRECISION)
             at_x += BLOCK_K
             at_weights += BLOCK_K * inner_stride
-        if CLAMPED:
-            product += tl.load(biases + expert * (2 * N) + weight_rows, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        if BIASED:
+            at_biases = biases + expert * (2 * N if GATED else N) + weight_rows
+            product += tl.load(at_biases, mask=is_row, other=0.0).to(tl.float32)[None, :]
         if GATED:
             gate, up = tl.split(tl.reshape(product, (BLOCK_M, BLOCK_N, 2)))
             if CLAMPED:

@@ -22,6 +22,7 @@ class Experts:
     gates_ups: Tensor  # [experts, 2 * width, hidden]: all gates, then all ups
     downs: Tensor  # [experts, hidden, width]
     clamped: ClampedGate | None = None  # None: silu(gate) * up
+    down_biases: Tensor | None = None  # [experts, hidden]
 
 
 def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
@@ -31,13 +32,17 @@ def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Ten
     return weights / weights.sum(-1, keepdim=True) if normed else weights, chosen
 
 
-def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
-    """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden], one expert after the other."""
+def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, *, biased: bool = True) -> Tensor:
+    """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden], one expert after the other.
+    biased: with `down_biases`, where there are some."""
     added, weights = torch.zeros_like(x), weights.to(x.dtype)
     for expert in torch.unique(chosen).tolist():
         tokens, places = torch.where(chosen == expert)
         activations = _activations(x[tokens] @ experts.gates_ups[expert].t(), expert, experts.clamped)
-        added.index_add_(0, tokens, activations @ experts.downs[expert].t() * weights[tokens, places, None])
+        outputs = activations @ experts.downs[expert].t()
+        if biased and experts.down_biases is not None:
+            outputs += experts.down_biases[expert]
+        added.index_add_(0, tokens, outputs * weights[tokens, places, None])
     return added
 
 

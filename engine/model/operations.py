@@ -38,9 +38,6 @@ class Operations(Protocol):
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         """hidden += x @ weight.T. The other operations see the sum at once, everybody else after `settle`."""
 
-    def add(self, hidden: Tensor, part: Tensor) -> None:
-        """hidden += part, summed over the ranks; seen as what `add_linear` adds."""
-
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
         """hidden += norm(x @ weight.T)"""
 
@@ -50,9 +47,20 @@ class Operations(Protocol):
     def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
         """See engine.model.experts.choose_experts."""
 
-    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
-        """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden]; weights and numbers of the
-        experts are those of `choose_experts`."""
+    def run_experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        experts: Experts,
+        *,
+        biased: bool = True,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See engine.model.experts.run_experts; in `out` if given. weights, chosen: those of `choose_experts`."""
+
+    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+        """hidden += run_experts(x, ...), seen as what `add_linear` adds."""
 
     def settle(self, hidden: Tensor) -> None:
         """Completes the additions to `hidden`."""
@@ -88,9 +96,6 @@ class TorchOperations:
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
         hidden.addmm_(x, weight.t())
 
-    def add(self, hidden: Tensor, part: Tensor) -> None:
-        hidden.add_(part)
-
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
         hidden.add_(self.norm(torch.mm(x, weight.t()), norm, eps))
 
@@ -100,8 +105,21 @@ class TorchOperations:
     def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
         return choose_experts(scores, per_token, normed=normed)
 
-    def run_experts(self, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> Tensor:
-        return run_experts(x, weights, chosen, experts)
+    def run_experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        experts: Experts,
+        *,
+        biased: bool = True,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        result = run_experts(x, weights, chosen, experts, biased=biased)
+        return result if out is None else out.copy_(result)
+
+    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+        hidden.add_(run_experts(x, weights, chosen, experts))
 
     def settle(self, hidden: Tensor) -> None:
         """Additions are complete at once."""

@@ -6,13 +6,14 @@ them. Therefore PeerSum, where it exists, sums few rows, and many rows are summe
 the others are computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.model.experts import Experts
 from engine.model.operations import Operations
 from engine.parallel.collective import Collective
 
@@ -87,12 +88,11 @@ class ShardedOperations:
         return self._inner.gated_linear(self.norm(hidden, norm, eps), gate_up)
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
-        assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
-        self._begun[hidden.data_ptr()] = (hidden, self._begin(hidden, x, weight))
+        self._begin(hidden, lambda out: self._inner.linear(x, weight, out))
 
-    def add(self, hidden: Tensor, part: Tensor) -> None:
-        assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
-        self._begun[hidden.data_ptr()] = (hidden, self._begin_part(part))
+    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+        biased = self._collective.rank == 0  # because the sum has the biases once
+        self._begin(hidden, lambda out: self._inner.run_experts(x, weights, chosen, experts, biased=biased, out=out))
 
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
         hidden.add_(self._inner.norm(self._collective.sum(self._inner.linear(x, weight)), norm, eps))
@@ -109,16 +109,18 @@ class ShardedOperations:
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return rows.chunk(max(1, min(PIECES, len(rows) // PIECE_ROWS)))
 
-    def _begin(self, hidden: Tensor, x: Tensor, weight: Tensor) -> Sum:
-        buffer = None if self._few_rows is None or len(x) >= PIECE_ROWS else self._few_rows.buffer(hidden)
-        if self._few_rows is not None and buffer is not None:
-            self._inner.linear(x, weight, buffer)
-            return self._few_rows
-        return self._begin_part(self._inner.linear(x, weight))
+    def _begin(self, hidden: Tensor, part_in: Callable[[Tensor | None], Tensor]) -> None:
+        """part_in: computes this rank's part, in a buffer if it is given one."""
+        assert hidden.data_ptr() not in self._begun, "the next reader of the stream finishes the sum"
+        self._begun[hidden.data_ptr()] = (hidden, self._sum(hidden, part_in))
 
-    def _begin_part(self, part: Tensor) -> Sum:
-        if len(part) >= PIECE_ROWS:
-            return _Begun(self._inner, self._many_rows.begin_sum(part))
+    def _sum(self, hidden: Tensor, part_in: Callable[[Tensor | None], Tensor]) -> Sum:
+        if len(hidden) >= PIECE_ROWS:
+            return _Begun(self._inner, self._many_rows.begin_sum(part_in(None)))
+        buffer = None if self._few_rows is None else self._few_rows.buffer(hidden)
+        part = part_in(buffer)
+        if self._few_rows is not None and buffer is not None:
+            return self._few_rows
         return _Begun(self._inner, _Here(self._collective.sum(part)))
 
 

@@ -36,15 +36,11 @@ class ExpertsLayer(LlamaLayer):
         x = operations.norm(rows, self.mlp_norm, config.rms_norm_eps)
         scores = self.scores(x)
         chosen = operations.choose_experts(scores, config.experts_per_token, normed=config.norms_expert_weights)
-        self.add_experts(rows, x, *chosen)
+        operations.add_experts(rows, x, *chosen, self.experts)
 
     def scores(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, experts], the router's."""
         return self.operations.linear(x, self.router)
-
-    def add_experts(self, rows: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> None:
-        """Adds what the experts make of `x`. weights, chosen: [num_tokens, experts of each]."""
-        self.operations.add(rows, self.operations.run_experts(x, weights, chosen, self.experts))
 
 
 class MixtralLayer(ExpertsLayer):

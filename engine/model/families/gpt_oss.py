@@ -21,8 +21,9 @@ class GptOssLayer(ExpertsLayer, Qwen2Layer):
         gates_ups = weights.take(f"{prefix}.experts.gate_up_proj", count, hidden, 2 * width).mT
         biases = weights.take(f"{prefix}.experts.gate_up_proj_bias", count, 2 * width)
         downs = weights.take(f"{prefix}.experts.down_proj", count, width, hidden).mT
-        self.experts = Experts(gates_ups, downs, ClampedGate(biases, config.swiglu_alpha, config.swiglu_limit))
-        self.down_biases = weights.take(f"{prefix}.experts.down_proj_bias", count, hidden)
+        down_biases = weights.take(f"{prefix}.experts.down_proj_bias", count, hidden)
+        clamped = ClampedGate(biases, config.swiglu_alpha, config.swiglu_limit)
+        self.experts = Experts(gates_ups, downs, clamped, down_biases)
 
     def take_others(self, weights: TensorSource, prefix: str) -> None:
         super().take_others(weights, prefix)
@@ -35,11 +36,6 @@ class GptOssLayer(ExpertsLayer, Qwen2Layer):
 
     def scores(self, x: Tensor) -> Tensor:
         return super().scores(x).add_(self.router_bias)
-
-    def add_experts(self, rows: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> None:
-        shares = x.new_zeros(len(x), self.config.num_experts).scatter_(1, chosen.long(), weights.to(x.dtype))
-        rows.addmm_(shares, self.down_biases)  # not among what ranks add up, as above
-        super().add_experts(rows, x, weights, chosen)
 
 
 class GptOss(Llama):

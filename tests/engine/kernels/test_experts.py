@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from engine.kernels.choose_experts import choose_experts
-from engine.kernels.expert_order import expert_order
+from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.grouped_linear import FEW_ROWS, MANY_ROWS, SOME_ROWS, Tiles, grouped_linear
+from engine.kernels.grouped_linear import FEW_ROWS, MANY_ROWS, SILU, SOME_ROWS, Tiles, grouped_linear
 from engine.model import experts as reference
 from engine.model.experts import ClampedGate, Experts
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
@@ -36,13 +36,14 @@ def test_pairs_are_in_the_order_of_the_experts(tokens: int, num_experts: int, pe
     flat = chosen.flatten()
     assert torch.equal(order.pairs.long(), torch.sort(flat, stable=True).indices)
     counts = torch.bincount(flat, minlength=num_experts)
+    assert order.first is not None
     assert torch.equal(order.first.long(), torch.cat((counts.new_zeros(1), counts.cumsum(0))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("clamped", [False, True], ids=["silu", "clamped"])
 @pytest.mark.parametrize("tiles", [FEW_ROWS, SOME_ROWS, MANY_ROWS], ids=["few", "some", "many"])
-@pytest.mark.parametrize(("tokens", "hidden", "width"), [(1, 64, 32), (90, 80, 72)])
+@pytest.mark.parametrize(("tokens", "hidden", "width"), [(2, 64, 32), (90, 80, 72)])
 def test_experts_compute_what_one_after_the_other_computes(
     dtype: torch.dtype,
     clamped: bool,
@@ -56,21 +57,30 @@ def test_experts_compute_what_one_after_the_other_computes(
     gates_ups = random(count, 2 * width, hidden, scale=hidden**-0.5)
     downs = random(count, hidden, width, scale=width**-0.5)
     gate = None
+    down_biases = random(count, hidden).to(dtype) if clamped else None
     if clamped:  # as gpt-oss has its weights, [experts, in, out]
         gates_ups, downs = (values.mT.contiguous().mT for values in (gates_ups, downs))
         gate = ClampedGate(random(count, 2 * width).to(dtype), 1.702, 1.5)
-    layer = Experts(gates_ups.to(dtype), downs.to(dtype), gate)
+    layer = Experts(gates_ups.to(dtype), downs.to(dtype), gate, down_biases)
     x, scores = random(tokens, hidden, dtype=dtype), random(tokens, count)
     scores[:, 4:7] -= 100.0
     scores[:, 0] += 3.0
     weights, chosen = choose_experts(scores, per_token, normed=True)
-    order, own = expert_order(chosen, count), None if dtype == torch.float32 else tiles
-    activations = grouped_linear(
-        x, layer.gates_ups, order, pairs_per_row=per_token, gated=True, clamped=gate, tiles=own
-    )
-    found = expert_sum(grouped_linear(activations, layer.downs, order, tiles=own), weights)
     wide = Experts(
-        layer.gates_ups.double(), layer.downs.double(), gate and ClampedGate(gate.biases.double(), 1.702, 1.5)
+        layer.gates_ups.double(),
+        layer.downs.double(),
+        gate and ClampedGate(gate.biases.double(), 1.702, 1.5),
+        down_biases if down_biases is None else down_biases.double(),
     )
     expected = reference.run_experts(x.double(), weights, chosen, wide)
-    assert relative_error(found, expected) < TOLERANCE[dtype]
+    own = None if dtype == torch.float32 else tiles
+    biases = None if gate is None else gate.biases
+    for order in [expert_order(chosen, count), *([unordered(chosen)] if tokens == 2 else [])]:
+        activations = grouped_linear(
+            x, layer.gates_ups, order, pairs_per_row=per_token, biases=biases, gate=gate or SILU, tiles=own
+        )
+        outputs = grouped_linear(activations, layer.downs, order, biases=down_biases, tiles=own)
+        assert relative_error(expert_sum(outputs, weights), expected) < TOLERANCE[dtype]
+    before = random(tokens, hidden, dtype=dtype)
+    found = expert_sum(outputs, weights, before.clone(), add=True)
+    assert relative_error(found, before + expected) < TOLERANCE[dtype]
