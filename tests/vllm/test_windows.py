@@ -1,6 +1,7 @@
 """Models with sliding windows, whose KV cache vLLM keeps in other groups: answers are exact, prefixes are found where a
 layer sees whole prompts, and what is not found or not shared is said."""
 
+import asyncio
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from runtime.errors import BatonError
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import random_prompt
-from tests.spine.worker_view import until_idle, until_tree_is_right
+from tests.spine.worker_view import POLL_S, until_idle, until_tree_is_right
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
 from tests.vllm.environment import LIMIT_S, PATIENCE_S
 from tests.vllm.test_workers import BLOCK, ask, sections
@@ -90,7 +91,9 @@ async def test_a_model_whose_layers_all_slide_is_served_and_status_says_what_is_
     async with running_service(folder, 0, 1, **small(vllm_python)) as service:
         await answers_are_exact(service, folder)
         await until_idle(service, PATIENCE_S)
-        (worker,) = (await service.client.status(PATIENCE_S)).workers
+        async with asyncio.timeout(PATIENCE_S):
+            while not (worker := (await service.client.status(PATIENCE_S)).workers[0]).note:
+                await asyncio.sleep(POLL_S)  # it is told once a second
         assert worker.note == (
             "its prefixes are not found: its KV events tell of sliding_window alone, not of full attention"
         )
