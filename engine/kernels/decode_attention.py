@@ -25,6 +25,7 @@ from runtime.device.quick_launch import QuickLaunch
 NUM_WARPS = 2
 NUM_STAGES = 3
 WIDE_HEAD = (4, 2)  # warps and stages of heads of 256
+WIDE_HEAD_FLOAT = (8, 1)
 _MIN_ROWS = 16  # fewest rows of a tl.dot, to which the query heads of a KV head are padded
 _PARTS_AT_ONCE = 64  # heads times pieces that a merge holds in registers, of up to 128 dimensions
 
@@ -133,7 +134,8 @@ def _options(queries: Tensor, group: int) -> dict[str, Any]:
     """Constants of the kernel that follow from the queries. group: query heads of a KV head."""
     padded, wide, overlap = triton.next_power_of_2(group), queries.dtype == torch.float32, dependent_launch(queries)
     head_dim = queries.shape[-1]
-    num_warps, num_stages = (NUM_WARPS, NUM_STAGES) if head_dim <= 128 else WIDE_HEAD
+    narrow, broad = ((NUM_WARPS, 1), WIDE_HEAD_FLOAT) if wide else ((NUM_WARPS, NUM_STAGES), WIDE_HEAD)
+    num_warps, num_stages = narrow if head_dim <= 128 else broad
     return {
         "GROUP": group,
         "PADDED_GROUP": padded,
@@ -141,7 +143,7 @@ def _options(queries: Tensor, group: int) -> dict[str, Any]:
         "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded // max(1, head_dim // 128)),
         "PRECISION": "ieee" if wide else "tf32",
         "num_warps": num_warps,
-        "num_stages": 1 if wide else num_stages,
+        "num_stages": num_stages,
         "OVERLAP": overlap,
         "launch_pdl": overlap,
     }

@@ -16,6 +16,7 @@ from runtime.device.quick_launch import QuickLaunch
 HALF_TILES = (64, 64, 4, 3)
 WIDE_HEAD_TILES = (64, 32, 4, 3)  # of heads of 256
 FLOAT_TILES = (32, 32, 4, 1)
+WIDE_HEAD_FLOAT_TILES = (32, 16, 8, 1)
 
 
 def query_tile(dtype: torch.dtype) -> int:
@@ -57,8 +58,8 @@ def prefill_attention(
     if out is None:
         out = torch.empty(tokens, heads, head_dim, dtype=queries.dtype, device=queries.device)
     wide = queries.dtype == torch.float32
-    half_tiles = HALF_TILES if head_dim <= 128 else WIDE_HEAD_TILES
-    tile, key_tile, num_warps, num_stages = FLOAT_TILES if wide else half_tiles
+    narrow, broad = (FLOAT_TILES, WIDE_HEAD_FLOAT_TILES) if wide else (HALF_TILES, WIDE_HEAD_TILES)
+    tile, key_tile, num_warps, num_stages = narrow if head_dim <= 128 else broad
     _prefill[(heads, len(plan.tile_chunk))](
         queries,
         layer_cache,
