@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from runtime.device.quick_launch import QuickLaunch
 
-AT_ONCE = 1024  # pairs that a program loads
+AT_ONCE = 4096  # pairs that a program loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Rows of one expert form tiles. How many tiles an expert has is found on the devi
 and programs without a tile end at once, so a CUDA graph can capture the launch.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -33,17 +34,29 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-FEW_ROWS = Tiles(16, 64, 128, 4, 4)  # up to 16 rows of an expert on average
-SOME_ROWS = Tiles(64, 128, 64, 4, 4)  # up to 64
-MANY_ROWS = Tiles(128, 128, 64, 8, 3)
+class Choices(NamedTuple):
+    few: Tiles  # up to 16 rows of an expert on average
+    some: Tiles  # up to 64
+    many: Tiles
+
+
+SMALL = Choices(Tiles(16, 64, 128, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 128, 64, 8, 3))  # 98 KB
+LARGE = Choices(Tiles(16, 128, 128, 4, 3), Tiles(64, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 3))  # 147 KB
+LARGE_ON = (9, 10)  # compute capabilities, of Hopper and Blackwell: a program may have 227 KB of shared memory
 FLOAT_TILES = Tiles(16, 32, 32, 4, 1)
 
 
-def tiles_for(pairs: int, num_experts: int, dtype: torch.dtype) -> Tiles:
+def tiles_for(pairs: int, num_experts: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     if dtype == torch.float32:
         return FLOAT_TILES
+    few, some, many = LARGE if _is_large(device) else SMALL
     rows = pairs / num_experts
-    return FEW_ROWS if rows <= 16 else SOME_ROWS if rows <= 64 else MANY_ROWS
+    return few if rows <= 16 else some if rows <= 64 else many
+
+
+@cache
+def _is_large(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in LARGE_ON
 
 
 def grouped_linear(
@@ -66,7 +79,7 @@ def grouped_linear(
     if gated:
         n //= 2
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
-    tiles = tiles or tiles_for(pairs, num_experts, x.dtype)
+    tiles = tiles or tiles_for(pairs, num_experts, x.dtype, x.device)
     columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
     block_n = columns // 2 if gated else columns
     inner = min(tiles.inner, max(16, triton.next_power_of_2(k)))

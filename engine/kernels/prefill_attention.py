@@ -14,7 +14,7 @@ from runtime.device.quick_launch import QuickLaunch
 
 # Queries and keys per tile, warps, stages. float32 uses no tensor cores, and the registers hold fewer values.
 HALF_TILES = (64, 64, 4, 3)
-WIDE_HEAD_TILES = (64, 32, 4, 3)  # of heads of 256
+WIDE_HEAD_TILES = (64, 32, 4, 2)  # of heads of 256
 FLOAT_TILES = (32, 32, 4, 1)
 WIDE_HEAD_FLOAT_TILES = (32, 16, 8, 1)
 

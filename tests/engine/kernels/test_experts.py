@@ -6,7 +6,7 @@ import torch
 from engine.kernels.choose_experts import choose_experts
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.grouped_linear import FEW_ROWS, MANY_ROWS, SILU, SOME_ROWS, Tiles, grouped_linear
+from engine.kernels.grouped_linear import LARGE, SILU, SMALL, Tiles, grouped_linear
 from engine.model import experts as reference
 from engine.model.experts import ClampedGate, Experts
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
@@ -42,7 +42,11 @@ def test_pairs_are_in_the_order_of_the_experts(tokens: int, num_experts: int, pe
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("clamped", [False, True], ids=["silu", "clamped"])
-@pytest.mark.parametrize("tiles", [FEW_ROWS, SOME_ROWS, MANY_ROWS], ids=["few", "some", "many"])
+@pytest.mark.parametrize(
+    "tiles",
+    [SMALL.few, SMALL.some, LARGE.some, LARGE.many],
+    ids=lambda tiles: f"{tiles.rows}x{tiles.columns}x{tiles.inner}",
+)
 @pytest.mark.parametrize(("tokens", "hidden", "width"), [(2, 64, 32), (90, 80, 72)])
 def test_experts_compute_what_one_after_the_other_computes(
     dtype: torch.dtype,
