@@ -151,9 +151,9 @@ def test_an_answer_is_compared_token_by_token() -> None:
 
 def test_an_answer_of_another_model_is_known_as_such() -> None:
     names = ("one", "two", "three")
-    (scenario,) = [one for one in SCENARIOS if one.models]
-    asks = [ask for number in range(20) for ask in plan_round(1, number, scenario, ODDS, WEIGHTS).asks]
-    assert ({ask.model for ask in asks}, scenario.models) == ({*names}, names)
+    for scenario in (one for one in SCENARIOS if one.models):
+        asks = [ask for number in range(20) for ask in plan_round(1, number, scenario, ODDS, WEIGHTS).asks]
+        assert ({ask.model for ask in asks}, scenario.models) == ({*names}, names)
     outcome = Outcome(replace(ASK, model="one"), "router-1", 1.0, 2.0, "done", [4, 5, 6], "def", "length")
     others = [RIGHT, Expected([4, 5, 6], "def", "length")]
     assert is_crossed(outcome, others)
