@@ -35,6 +35,7 @@ from engine.model.shard import Shard
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.rope_config import Rope
 from runtime.config.step_times import token_pairs
 from runtime.device.drivers import memory_of
 
@@ -45,7 +46,7 @@ WARM = 4  # steps of a point that compile and load
 BURST_S = 0.001  # that a busy thread holds the interpreter's lock
 TINY = replace(
     SHAPES["0.6b"], vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1,
-    head_dim=16, max_position=256, dtype="float32",
+    head_dim=16, max_position=256, dtype="float32", rope=Rope(1e6, 16),
 )  # fmt: skip
 
 
