@@ -26,6 +26,7 @@ FLAGS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-sandbox", "--disable-gpu", "--mute-audio"),
     *("--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
 )
+LEFT = "Inspected target navigated or closed"  # a promise of a page that another one takes the place of
 TIMEOUT_S = 60.0
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # a picture is one message
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
@@ -110,7 +111,12 @@ class Tab:
         """Waits for a JavaScript expression to hold; it is looked at before each picture that the page draws."""
         look = f"() => {{ const held = ({condition}); held ? met(held) : requestAnimationFrame(look) }}"
         try:
-            return await self.value(f"new Promise(met => {{ const look = {look}; look() }})")
+            while True:
+                try:
+                    return await self.value(f"new Promise(met => {{ const look = {look}; look() }})")
+                except AssertionError as error:
+                    if LEFT not in str(error):
+                        raise
         except TimeoutError:
             text = await self.value("document.body.innerText")
             raise AssertionError(f"never held: {condition}\nThe page shows:\n{text}") from None
