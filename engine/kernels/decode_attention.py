@@ -83,11 +83,10 @@ def decode_attention(
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
     unused = plan.tables
-    rotate = rotation is not None
     if rotation is None:
-        rotation = Rotation(unused, unused, unused, None, None, 0.0)
+        rotation, rotary = Rotation(unused, unused, unused, None, None, 0.0), 0
     else:
-        heads -= 2 * kv_heads
+        heads, rotary = heads - 2 * kv_heads, rotation.table.shape[-1]
     if out is None:
         out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     _decode[(kv_heads, len(plan.program_first) - 1)](
@@ -119,12 +118,10 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         TILE=decode_pieces.TILE,
-        ROTARY=rotation.table.shape[-1] if rotate else 0,
+        ROTARY=rotary,
         NORMS=rotation.query_norm is not None,
         QUERY_SCALES=rotation.query_scales is not None,
-        WINDOW=scores.window,
-        SOFTCAP=scores.softcap,
-        SINKS=scores.sinks is not None,
+        **scores.constants(),
         **_options(queries, heads // kv_heads),
     )
     return out

@@ -80,12 +80,10 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         QUERY_TILE=tile,
         KEY_TILE=key_tile,
-        WINDOW=scores.window,
-        SOFTCAP=scores.softcap,
-        SINKS=scores.sinks is not None,
         PRECISION="ieee" if wide else "tf32",
         num_warps=num_warps,
         num_stages=num_stages,
+        **scores.constants(),
     )
     return out
 

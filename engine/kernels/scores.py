@@ -3,6 +3,7 @@ sinks. In a kernel each is a constant, so the plain case costs nothing."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -22,6 +23,10 @@ class Scores:
         """What products are multiplied by before `capped`."""
         plain = math.log2(math.e) / math.sqrt(head_dim)
         return 2 * plain / self.softcap if self.softcap else plain
+
+    def constants(self) -> dict[str, Any]:
+        """Of a kernel."""
+        return {"WINDOW": self.window, "SOFTCAP": self.softcap, "SINKS": self.sinks is not None}
 
 
 PLAIN = Scores()
