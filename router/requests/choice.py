@@ -28,13 +28,14 @@ from router.placement.early_refusal import TooLate, check_in_time
 from router.placement.placement import Placement, Weighing
 from router.requests.admission import AdmissionQueue, Ticket, Turn
 from router.requests.answer import Answer
+from router.requests.failed_workers import FailedWorkers
 from router.requests.request import GenerateRequest, Piece
 from router.requests.shared_prompt import SharedPrompt
 from router.text.tokenizer import Tokenizer
 from router.workers.inbox import UnreadError, cut_after
 from router.workers.pool import WorkerPool, largest
 from router.workers.submission import Submission
-from router.workers.waking import Waking
+from router.workers.waking import AGAIN_S, Waking
 from runtime.blocks.block_hash import lora_seed, with_images
 from runtime.blocks.xxh3 import block_hashes
 from runtime.config.serving import RouterConfig
@@ -98,7 +99,7 @@ class Choice:
         self._losses = 0  # of workers
         self._placing_s = 0.0  # how long the last decision took
         self._tokens_due = len(request.prompt)  # what the tenant pays for the next attempt
-        self._excluded: set[WorkerKey] = set()  # workers that have failed this choice
+        self._failed_workers = FailedWorkers(parts.pool.returns)
         self._hashes = NO_HASHES  # of the last attempt's blocks
         self._cuts = request.cuts[tally.index] if request.cuts else ()
 
@@ -118,7 +119,7 @@ class Choice:
                 self._tally.attempt()
                 try:
                     tokens = self._tokens()
-                    excluded = frozenset(self._excluded)
+                    excluded = self._failed_workers.now()
                     facts = Request(
                         len(tokens), self._parts.block_size, excluded, self._answer.weights, request.adapter
                     )
@@ -201,8 +202,9 @@ class Choice:
             began_s = time.monotonic()
             due_ms = self._due_ms(began_s)
             is_dated = self._due_on_worker() is not None
+            now = replace(facts, excluded=self._failed_workers.now()) if facts.excluded else facts
             assignment = parts.assigner.assign(
-                request.request_id, facts, self._max_tokens, hashes, due_ms, is_dated=is_dated
+                request.request_id, now, self._max_tokens, hashes, due_ms, is_dated=is_dated
             )
             self._placing_s = time.monotonic() - began_s
             return assignment
@@ -214,7 +216,7 @@ class Choice:
         try:
             if self._due_ms() < math.inf and not turn.is_decided:
                 self._check_queue(turn, facts)
-            return await self._patiently(turn)
+            return await self._patiently(turn, facts)
         except TooLate as late:
             if self._request.deadline_s <= time.monotonic():
                 raise self._late() from None
@@ -244,7 +246,7 @@ class Choice:
         before = Work(sum(n - start for n, start in starts), sum(prefill_pairs(start, n) for n, start in starts))
         check_in_time(weighing, before, self._due_ms())
 
-    async def _patiently(self, turn: Turn[Assignment]) -> Assignment:
+    async def _patiently(self, turn: Turn[Assignment], facts: Request) -> Assignment:
         """Wakes workers that all sleep. Raises DeadlineError, InvalidRequestError when no worker is large enough,
         AsleepError, and UnavailableError when no worker that can serve has been ready for `no_worker_timeout_s`."""
         began_s = time.monotonic()
@@ -259,10 +261,8 @@ class Choice:
             waking = self._parts.waking.question() if rests else None
             is_heard = rests and self._parts.waking.is_heard
             since_s = max(began_s, self._parts.pool.no_decode_since_s or 0.0)
-            if is_heard:
-                self._excluded.clear()  # who falls asleep refuses requests, and takes them again when it is awake
             left_s = self._parts.waking.left_s(since_s) if is_heard else self._until_there(since_s)
-            timeout_s = min(timeout_s, left_s)
+            timeout_s = min(timeout_s, left_s, AGAIN_S if facts.excluded else left_s)
         return assignment
 
     def _until_there(self, since_s: float) -> float:
@@ -306,8 +306,9 @@ class Choice:
     def _has_worker(self, besides: WorkerKey | None = None) -> bool:
         """Whether a decode worker could take this choice, now or when it is less busy."""
         able = self._parts.pool.ready_decode(self._max_tokens, self._request.adapter)
+        excluded = self._failed_workers.now()
         return any(
-            worker.key != besides and worker.key not in self._excluded and self._answer.weights in (0, worker.weights)
+            worker.key != besides and worker.key not in excluded and self._answer.weights in (0, worker.weights)
             for worker in able
         )
 
@@ -431,16 +432,16 @@ class Choice:
             return self._unsupported(f"worker {blamed} cannot serve it: {failure.message}", assignment)
         prefill = assignment.placement.prefill
         if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
-            self._excluded.add(prefill)
+            self._failed_workers.add(prefill)
             self._prompt.lost.add(prefill)
         elif failure.code == "refused" or self._has_worker(besides=assignment.link.worker):
             # A worker that failed once is still better than none; one that refuses is not.
-            self._excluded.add(assignment.link.worker)
+            self._failed_workers.add(assignment.link.worker)
         return WorkerLostError(blamed, failure.message)
 
     def _unsupported(self, problem: str, assignment: Assignment) -> Exception:
         """Final when no other worker is left. A client that has a part of the answer has asked for nothing wrong."""
-        self._excluded.add(assignment.link.worker)
+        self._failed_workers.add(assignment.link.worker)
         if self._has_worker():
             return _UnsupportedError(problem)
         return UnavailableError(problem) if self.output or self._losses else InvalidRequestError("request", problem)

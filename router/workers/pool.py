@@ -38,6 +38,7 @@ class PooledWorker:
     misfit: str  # why it is never used; empty when it fits
     key: WorkerKey = field(init=False)
     adapters: Sequence[str] = ()  # that its requests name
+    returns: int = 0  # times that it became ready again
 
     def __post_init__(self) -> None:
         self.key = (self.record.worker_id, self.record.incarnation)
@@ -147,6 +148,7 @@ class WorkerPool:
         elif known is None:
             self._add(record)
         else:
+            known.returns += record.state == "ready" and known.record.state != "ready"
             known.record = record
         if change.kind != "removed" and (server := server_of(record.worker_id)) in self._longest:
             self._adapters_of[server] = record.adapters
@@ -262,6 +264,11 @@ class WorkerPool:
             how = f"`baton wake {asleep[0]}` or POST /wake_up?worker={asleep[0]} wakes one"
             said += f"; asleep: {_shown(asleep)}. {how}"
         return said
+
+    def returns(self, key: WorkerKey) -> int:
+        """Times that this worker became ready again; -1: it is gone."""
+        worker = self.workers.get(key[0])
+        return worker.returns if worker is not None and worker.key == key else -1
 
     def rests(self) -> bool:
         """Whether no decode worker is usable, and one sleeps or is about to."""

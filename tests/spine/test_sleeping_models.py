@@ -136,6 +136,23 @@ async def test_a_model_for_which_there_is_no_room_is_a_503_that_says_who_has_it(
         assert (await http.post("/v1/completions", json=body | {"model": "one"})).status_code == 200
 
 
+async def test_models_asked_for_at_once_wake_one_after_the_other_and_answer_before_they_make_room(
+    folders: dict[str, Path], oracles: dict[str, Oracle]
+) -> None:
+    """Each needs the room of the others."""
+    prompt, rounds = random_prompt(50, seed=4), 5
+    async with sleeping_models(folders, wake_timeout_s=60.0) as (service, told):
+        for _ in range(rounds):
+            answers = await asyncio.gather(*(ask(service, name, prompt) for name in (*NAMES, *reversed(NAMES))))
+            right = [oracles[name].greedy(prompt, TOKENS) for name in NAMES]
+            assert [answer.token_ids for answer in answers] == [*right, *reversed(right)]
+        awake = 0
+        for event, _ in told:
+            awake += 1 if event == "awake" else -1
+            assert 0 <= awake <= 1, told
+        assert told.count(("awake", "one")) + told.count(("awake", "two")) <= 2 * rounds, "one woke in vain"
+
+
 @pytest.mark.slow
 async def test_a_hundred_swaps_leave_nothing_behind_and_no_answer_is_wrong(
     folders: dict[str, Path], oracles: dict[str, Oracle]

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from baton_proto.waking import Outcome
+from baton_proto.worker import Delta, Failure, Submit
 from router.text.tokenizer import Tokenizer
 from runtime.errors import AsleepError, UnavailableError
-from tests.router.scripted_worker import ScriptedWorker
+from tests.router.scripted_worker import ScriptedWorker, answer, steps_of
 from tests.router.small_router import Router, collect, fails_with, request, routing, stream
 
 
@@ -82,3 +83,22 @@ async def test_where_nobody_wakes_workers_a_request_waits_as_for_one_that_is_mis
         router.pool.apply(decode.changed("sleeping"))
         with fails_with(UnavailableError, "no decode worker that can serve was ready for 0.3 s; asleep: d0"):
             await collect(stream(router, request()))
+
+
+async def test_who_was_refused_by_a_worker_that_fell_asleep_goes_there_when_it_is_awake(tokenizer: Tokenizer) -> None:
+    """Also where it is another request that had the worker woken."""
+
+    async def refuses(worker: ScriptedWorker, submit: Submit) -> None:
+        failure = Failure("refused", "the decode worker is draining", retryable=True, worker_id="d0")
+        worker.send(Delta(submit.request_id, failure=failure))
+
+    decode = ScriptedWorker("d0", script=steps_of(refuses, answer))
+    async with routing(tokenizer, decode) as router:
+        asked = asyncio.create_task(collect(stream(router, request())))
+        while not (decode.submits and router.queue.view().waiting):
+            await asyncio.sleep(0)
+        for state in ("draining", "sleeping", "ready"):
+            router.pool.apply(decode.changed(state))
+        await asked
+        assert len(decode.submits) == 2
+        router.check_idle()
