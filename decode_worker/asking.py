@@ -13,6 +13,8 @@ from worker.requests.request import Phase, Request
 from worker.runtime import WorkerRuntime
 from worker.stamps import due_in_ms
 
+LOST: Final = "prefill_lost"  # it may have died of the prompt
+FAILED: Final = "prefill_failed"  # it lives, or never had the prompt
 CLOCK_S: Final = 0.001  # how much too early the timers of an event loop may ring
 
 
@@ -59,30 +61,31 @@ class AskingPeers(Peers):
         return link
 
     def _passed(self, request: Request, passed: PrefillPassed) -> None:
-        self._fail_if_alive(request, "it ships no KV, and this worker's engine takes none in another way")
+        problem = "it ships no KV, and this worker's engine takes none in another way"
+        self._fail_if_alive(request, problem, FAILED)
 
     def _prefill_failed(self, request: Request, failure: Failure) -> None:
-        self._fail_if_alive(request, failure.message)
+        self._fail_if_alive(request, failure.message, FAILED)
 
     def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
         if self._links.get(link.target) is link:
             del self._links[link.target]
-        self._fail_all(requests, reason)
+        self._fail_all(requests, reason, link)
 
-    def _fail_all(self, requests: list[Request], reason: str) -> None:
+    def _fail_all(self, requests: list[Request], reason: str, link: PrefillLink) -> None:
         for request in requests:
-            self._fail_if_alive(request, reason)
+            self._fail_if_alive(request, reason, LOST if link.is_reached else FAILED)
 
-    def _fail_if_alive(self, request: Request, reason: str) -> None:
+    def _fail_if_alive(self, request: Request, reason: str, code: str = LOST) -> None:
         """Retryable whatever the reason, because another prefill worker may do better. But when the time is over, that
         is the reason: the prefill worker's clock may ring before ours, and nobody shall blame it."""
         if request.phase is not Phase.ENDED:
             is_late = time.monotonic() + CLOCK_S >= request.deadline_s
-            self._fail(request, request.late if is_late else _prefill_lost(request, reason))
+            self._fail(request, request.late if is_late else _prefill_failure(request, reason, code))
 
 
-def _prefill_lost(request: Request, reason: str) -> Failure:
+def _prefill_failure(request: Request, reason: str, code: str) -> Failure:
     assert request.submit.prefill is not None
     worker_id = request.submit.prefill.worker_id
     message = f"prefill worker {worker_id}: {reason}"[:MAX_TEXT]
-    return Failure("prefill_lost", message, retryable=True, worker_id=worker_id)
+    return Failure(code, message, retryable=True, worker_id=worker_id)

@@ -137,7 +137,8 @@ class Handoffs(AskingPeers):
     def _link_lost(self, link: PrefillLink, requests: list[Request], reason: str) -> None:
         # Else each of those that wait for its prefixes would wait for a connection in its turn.
         self._bridge.post(
-            lambda _: self._reservations.followers(link.target), lambda followers: self._fail_all(followers, reason)
+            lambda _: self._reservations.followers(link.target),
+            lambda followers: self._fail_all(followers, reason, link),
         )
         super()._link_lost(link, requests, reason)
 

@@ -60,6 +60,11 @@ class PrefillLink:
         self._waiting: list[PrefillRequest | PrefillCancel] = []  # commands that wait for the stream
         self._task = asyncio.create_task(self._run())
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the prefill worker has ever had what was sent."""
+        return self._stream is not None
+
     def send(self, request: Request, command: PrefillRequest) -> None:
         self._requests[request.key] = request
         self._send(command)

@@ -112,8 +112,8 @@ class Handoff(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Why a request ended without an answer. `retryable`: the router may replay it elsewhere."""
 
-    # "prefill_lost" | "refused" | "unsupported" (by the worker's kind of engine) | "invalid" (a grammar, anywhere) |
-    # "deadline" | "internal"
+    # "prefill_lost" (the prefill worker may have died of it) | "prefill_failed" (it lives, or never had it) | "refused"
+    # | "unsupported" (by the worker's kind of engine) | "invalid" (a grammar, anywhere) | "deadline" | "internal"
     code: Name
     message: Text
     retryable: bool

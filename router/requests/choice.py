@@ -411,8 +411,7 @@ class Choice:
             self._prompt.computed()
 
     def _check_goes_on(self, delta: Delta, assignment: Assignment) -> None:
-        """Raises what the worker's last word on the request means, if this is it; WorkerLostError when the choice has
-        to go on elsewhere."""
+        """Raises what the worker's last word means, if this is it; WorkerLostError: the choice goes on elsewhere."""
         if delta.failure is not None:
             raise self._failed(delta.failure, assignment)
         if delta.finish is not None:
@@ -433,7 +432,8 @@ class Choice:
         prefill = assignment.placement.prefill
         if prefill is not None and (failure.code == "prefill_lost" or blamed == prefill[0]):
             self._failed_workers.add(prefill)
-            self._prompt.lost.add(prefill)
+            if failure.code == "prefill_lost":
+                self._prompt.lost.add(prefill)
         elif failure.code == "refused" or self._has_worker(besides=assignment.link.worker):
             # A worker that failed once is still better than none; one that refuses is not.
             self._failed_workers.add(assignment.link.worker)

@@ -206,7 +206,7 @@ async def test_an_unreachable_prefill_worker_is_reported_promptly(decode: Worker
         answer = await (await router.submit(prompt(40, seed=270), prefill=nobody)).end()
         assert answer.failure is not None
         failure = answer.failure
-        assert (failure.code, failure.retryable, failure.worker_id) == ("prefill_lost", True, "prefill-gone")
+        assert (failure.code, failure.retryable, failure.worker_id) == ("prefill_failed", True, "prefill-gone")
         await decode.until_idle(1)
 
 
@@ -218,7 +218,7 @@ async def test_a_prefill_worker_that_was_restarted_refuses_its_former_incarnatio
     async with RouterClient(decode) as router:
         answer = await (await router.submit(prompt(40, seed=280), prefill=former)).end()
     assert answer.failure is not None
-    assert answer.failure.code == "prefill_lost"
+    assert answer.failure.code == "prefill_failed"
     assert f"not {former.incarnation}" in answer.failure.message
 
 
@@ -271,7 +271,8 @@ async def test_an_expired_lease_leaves_both_workers_clean(
     async with RouterClient(victim) as router:
         expired = await (await router.submit(prompt(LONG, seed=330), prefill=prefill_shm.target)).end()
         assert expired.failure is not None
-        assert (expired.failure.code, expired.failure.retryable) == ("prefill_lost", True)
+        assert expired.failure.retryable
+        assert expired.failure.code in ("prefill_lost", "prefill_failed"), "by who was faster to say it"
         await asyncio.gather(victim.until_idle(3), prefill_shm.until_idle(3))
 
 

@@ -15,7 +15,7 @@ SAMPLING = SamplingParams(max_tokens=4)
 THEIRS = Failure("deadline", "the prompt was not shipped within 0.1 s", retryable=False)
 
 
-@pytest.mark.parametrize(("left_s", "code", "blamed"), [(60.0, "prefill_lost", "p"), (0.0005, "deadline", "")])
+@pytest.mark.parametrize(("left_s", "code", "blamed"), [(60.0, "prefill_failed", "p"), (0.0005, "deadline", "")])
 def test_a_prefill_worker_is_blamed_while_there_is_time_for_another_one(left_s: float, code: str, blamed: str) -> None:
     """Its clock may ring a little before ours."""
     submit = Submit("r", bytes(8), 2, SAMPLING, 0.1, prefill=PrefillTarget("p", 1, "127.0.0.1:1"))
@@ -25,5 +25,5 @@ def test_a_prefill_worker_is_blamed_while_there_is_time_for_another_one(left_s: 
     handoffs._fail = lambda _, failure: told.append(failure)
     handoffs._prefill_failed(request, THEIRS)
     assert [(failure.code, failure.retryable, failure.worker_id) for failure in told] == [
-        (code, code == "prefill_lost", blamed)
+        (code, code == "prefill_failed", blamed)
     ]

@@ -212,5 +212,5 @@ async def test_a_drain_call_waits_for_requests_and_the_worker_stays(
         assert len((await kept.end()).token_ids) == 3000
         refused = await (await router.submit(prompt(20, seed=481), prefill=worker.target)).end()
         assert refused.failure is not None
-        assert (refused.failure.code, refused.failure.worker_id) == ("prefill_lost", "prefill-drained")
+        assert (refused.failure.code, refused.failure.worker_id) == ("prefill_failed", "prefill-drained")
         assert (await worker.inspect()).state == "draining"

@@ -233,22 +233,32 @@ async def test_workers_that_die_far_apart_in_an_answer_are_not_laid_to_it(tokeni
     await asyncio.gather(*dying)
 
 
-async def test_a_prompt_that_two_prefill_workers_died_with_gets_no_third(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(("code", "is_blamed"), [("prefill_lost", True), ("prefill_failed", False)])
+async def test_a_prompt_that_two_prefill_workers_died_with_gets_no_third(
+    code: str, is_blamed: bool, tokenizer: Tokenizer
+) -> None:
+    """Dead workers that never had the prompt, or had answered that they do not take it, are not laid to it."""
+
     async def lose(worker: ScriptedWorker, submit: Submit) -> None:
-        assert submit.prefill is not None
+        if submit.prefill is None:
+            await answer(worker, submit)
+            return
         (victim,) = (one for one in prefill if one.worker_id == submit.prefill.worker_id)
         await victim.die()
         while not router.pool.has_died((victim.worker_id, victim.incarnation)):
             await asyncio.sleep(0.001)
-        failure = Failure("prefill_lost", "gone", retryable=True, worker_id=victim.worker_id)
+        failure = Failure(code, "gone", retryable=True, worker_id=victim.worker_id)
         worker.send(Delta(submit.request_id, failure=failure))
 
     prefill = [ScriptedWorker(f"p{i}", "prefill") for i in range(3)]
     decode = ScriptedWorker("d0", script=lose)
     async with routing(tokenizer, decode, *prefill) as router:
-        with fails_with(UnavailableError, r"p\d and p\d died with this request"):
-            await collect(stream(router, request(10)))
-        assert len({submit.prefill.worker_id for submit in decode.submits if submit.prefill}) == 2
+        if is_blamed:
+            with fails_with(UnavailableError, r"p\d and p\d died with this request"):
+                await collect(stream(router, request(10)))
+        else:
+            assert (await collect(stream(router, request(10)))).tokens == {0: greedy(PROMPT, 10)}
+        assert len({submit.prefill.worker_id for submit in decode.submits if submit.prefill}) == 3 - is_blamed
         router.check_idle()
 
 
