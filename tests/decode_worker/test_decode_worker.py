@@ -265,7 +265,7 @@ async def test_prompts_wait_for_blocks_in_the_order_of_arrival(
 async def test_an_expired_lease_leaves_both_workers_clean(
     prefill_shm: WorkerProcess, config: ServingConfig, folder: Path, mortal: list[WorkerProcess]
 ) -> None:
-    hasty = msgspec.structs.replace(config, transfer=TransferConfig(lease_ttl_s=0.1))
+    hasty = msgspec.structs.replace(config, transfer=TransferConfig(lease_ttl_s=0.02))
     victim = await start_worker("decode", "decode-victim", hasty, folder)
     mortal.append(victim)
     async with RouterClient(victim) as router:
