@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from planner.service import KEY, PlannerService
 from runtime.calls.planner import ask_plan
 from runtime.config.planner import PlannerConfig
 from runtime.config.serving import ServingConfig
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, DeadlineError, UnavailableError
 from runtime.nats.client import connect
 from tests.planner.observing.test_live_observer import say
 from tests.planner.test_loop import Processes
@@ -49,10 +50,13 @@ async def test_after_a_fault_the_next_planner_goes_on(nats_server: NatsServer) -
     try:
         uptime_s = 0.0
         async with asyncio.timeout(WAIT_S):
-            while began.qsize() < 2 or (await ask_plan(nats, 1.0)).target is None:
+            planned = False
+            while began.qsize() < 2 or not planned:
                 uptime_s += 0.1
                 await say(nats, "a", uptime_s)
                 await asyncio.sleep(0.02)
+                with suppress(UnavailableError, DeadlineError):  # between two planners, or on a busy machine
+                    planned = (await ask_plan(nats, 1.0)).target is not None
         assert not task.done()
     finally:
         task.cancel()
