@@ -1,8 +1,6 @@
 """The same request, the same answer: what a vLLM server says when it is asked itself, and what a service says in front
 of it, with vLLM in its workers, and with our own engine."""
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api.dialects.json_body import served_fields, unserved_fields
-from router.api.openai.types import ChatBody, CompletionBody
 from tests.service import Service, running_service
 from tests.vllm.asked_of_both import bodies
 from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
@@ -26,19 +22,6 @@ XARGS = {"model": "smollm2", "prompt": "a", "vllm_xargs": {"a": [1, "b"]}, "max_
 LOOPS = {"model": "smollm2", "prompt": "ha ha ha ha ha ha ha ha ha ha", "max_tokens": 100, "temperature": 0}
 LOOPS |= {"repetition_detection": {"max_pattern_size": 4, "min_count": 5}, "return_token_ids": True}
 CLOSE = 2e-3  # between log-probabilities of two engines, in nats
-FIELDS = """
-import json
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-print(json.dumps([sorted(kind.model_fields) for kind in (ChatCompletionRequest, CompletionRequest)]))
-"""
-
-
-async def test_every_field_of_vllms_requests_is_served_or_known(vllm_python: Path) -> None:
-    process = await asyncio.create_subprocess_exec(vllm_python, "-c", FIELDS, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
-    for body, names in zip((ChatBody, CompletionBody), json.loads(told.splitlines()[-1]), strict=True):
-        assert set(names) - {*served_fields(body), *unserved_fields(body)} == set(), body
 
 
 async def test_answers_are_those_of_the_server(vllm_python: Path, tmp_path: Path) -> None:

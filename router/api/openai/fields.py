@@ -38,6 +38,7 @@ WITHOUT_EFFECT = (
     "return_token_offsets",
     "mm_payload",
     "return_mm_kwargs",
+    "return_assistant_tokens_mask",
 )
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
@@ -59,6 +60,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "return_prompt_text": (False,),
+    "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
     "watermarking": (True,),
 }
