@@ -26,8 +26,7 @@ class VllmAdapters:
 
     @property
     def places(self) -> int:
-        config = self._llm.vllm_config.lora_config
-        return 0 if config is None else int(config.max_loras)
+        return int(getattr(getattr(self._llm.vllm_config, "lora_config", None), "max_loras", 0))
 
     def request(self, name: str) -> Any:
         """What a request for the adapter goes to vLLM with; None for no name. Raises KeyError."""
@@ -36,15 +35,15 @@ class VllmAdapters:
     async def load(self, name: str, folder: str) -> None:
         if name in self._requests:
             raise UnavailableError(f"it has an adapter {name!r} already: unload that one first")
-        if self._llm.vllm_config.lora_config is None:
+        if not self.places:
             raise UnavailableError(NOT_ENABLED)
-        from vllm.lora.request import LoRARequest
-
         # vLLM finds prefixes by an adapter's name and path. What a folder has now may differ from what it had before.
         path = folder + "/." * self._loads[folder]
         self._loads[folder] += 1
-        wanted = LoRARequest(lora_name=name, lora_int_id=next(self._ids), lora_path=path)
         try:
+            from vllm.lora.request import LoRARequest
+
+            wanted = LoRARequest(lora_name=name, lora_int_id=next(self._ids), lora_path=path)
             await self._llm.engine_core.add_lora_async(wanted)
         except Exception as error:  # vLLM raises the text of what its core raised
             raise ModelError(name, f"vLLM cannot load {folder}: {error}") from error

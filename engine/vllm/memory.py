@@ -54,7 +54,7 @@ class VllmMemory(FixedMemory):
         """On a CPU vLLM sleeps without giving memory back."""
         super().__init__(fingerprint)
         self._on_cpu = on_cpu
-        self._cannot_sleep = not on_cpu and not llm.vllm_config.model_config.enable_sleep_mode
+        self._cannot_sleep = not on_cpu and not getattr(llm.vllm_config.model_config, "enable_sleep_mode", False)
         self.loop: VllmLoop | None = None  # set when there is one
         self._llm = llm
         self._cache = cache

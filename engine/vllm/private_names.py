@@ -23,12 +23,15 @@ CACHED: Final = "cached tokens in usage"
 ADAPTERS: Final = "adapters"
 OLDER: Final = "what older versions are asked for in another way"
 
+ARGUMENTS: Final = {"worker_extension_cls": SEEDS, "enable_logging_iteration_details": STEP_TIMES}
+"""Arguments of vLLM's engine that go with a feature."""
+
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """`path`: MODULE:NAME, or MODULE:CLASS.NAME of a method or a field."""
+    """`path`: MODULE:NAME, MODULE:CLASS.NAME of a method or a field, or MODULE:CLASS.METHOD.NAME of an argument."""
 
     path: str
     use: str
@@ -38,7 +41,9 @@ class Name:
 CLIENT: Final = "vllm.v1.engine.core_client:AsyncMPClient"
 CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 STATS: Final = "vllm.v1.metrics.stats"
+DETAILS: Final = "vllm.v1.metrics.stats:SchedulerIterationDetails"
 CONFIG: Final = "vllm.config"
+TRANSFER: Final = "vllm.config:KVTransferConfig"
 STEP: Final = "vllm.v1.core.sched.output"
 CACHE: Final = "vllm.v1.kv_cache_interface"
 
@@ -51,24 +56,28 @@ def _of(owner: str, names: str, use: str, feature: str = EVERYTHING) -> tuple[Na
 NAMES: Final = (
     *_of("vllm", "__version__", "what is served"),
     *_of("vllm", "SamplingParams", "a request"),
-    *_of("vllm.inputs", "TokensPrompt", "a request's prompt"),
+    *_of("vllm.inputs:TokensPrompt", "prompt_token_ids cache_salt", "a request's prompt"),
     *_of("vllm.sampling_params", "StructuredOutputsParams", "a request's grammar"),
     *_of("vllm.sampling_params", "RepetitionDetectionParams", "when an answer ends that repeats itself"),
     *_of(CONFIG, "KVEventsConfig", "KV events"),
+    *_of(f"{CONFIG}:KVEventsConfig", "enable_kv_cache_events publisher endpoint replay_endpoint", "KV events"),
     *_of(CONFIG, "StructuredOutputsConfig", "the library of grammars"),
+    *_of(f"{CONFIG}:StructuredOutputsConfig", "backend disable_any_whitespace", "the library of grammars"),
     *_of(f"{CONFIG}:VllmConfig", "cache_config model_config", "a worker's size"),
     *_of(f"{CONFIG}:CacheConfig", "block_size num_gpu_blocks", "a worker's size"),
     *_of(f"{CONFIG}:ModelConfig", "dtype max_model_len", "a worker's size"),
     *_of(f"{CONFIG}:ModelConfig", "enable_sleep_mode", "whether it sleeps", SLEEP),
-    *_of("vllm.platforms", "current_platform", "CPU or GPU"),
+    *_of("vllm.platforms:current_platform", "is_cpu is_cuda", "CPU or GPU"),
     *_of("vllm.engine.arg_utils", "AsyncEngineArgs", "the start's arguments"),
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "from_engine_args shutdown", "start and end"),
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "engine_core input_processor vllm_config", "the parts that we talk to"),
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "output_handler", "is ended, because we take the outputs"),
     *_of("vllm.v1.engine.input_processor:InputProcessor", "process_inputs", "the checks of a request"),
+    *_of("vllm.v1.engine.input_processor:InputProcessor.process_inputs", "priority lora_request", "the same"),
     *_of("vllm.v1.engine.input_processor:InputProcessor", "renderer", "who makes prompts with images", IMAGES),
-    *_of("vllm.renderers:BaseRenderer", "render_cmpl_async", "a prompt with images", IMAGES),
+    *_of("vllm.renderers:BaseRenderer.render_cmpl_async", "skip_mm_cache", "a prompt with images", IMAGES),
     *_of("vllm.multimodal.media:MediaConnector", "fetch_image_async", "a picture of its bytes", IMAGES),
+    *_of("vllm.inputs:TokensPrompt", "multi_modal_data multi_modal_uuids", "pictures and their names", IMAGES),
     *_of(f"{CONFIG}:ModelConfig", "is_multimodal_model multimodal_config", "whether it takes images", IMAGES),
     *_of(f"{CONFIG}:MultiModalConfig", "media_io_kwargs", "how pictures are read", IMAGES),
     *_of(f"{CLIENT}", "add_request_async abort_requests_async", "requests go past AsyncLLM's queues"),
@@ -77,20 +86,30 @@ NAMES: Final = (
     *_of(f"{CLIENT}", "reset_prefix_cache_async", "a cache that sleeps is empty", SLEEP),
     *_of(f"{CLIENT}", "collective_rpc_async", "weights are read again", SLEEP),
     *_of(f"{CLIENT}", "add_lora_async", "an adapter is checked and loaded", ADAPTERS),
-    *_of("vllm.lora.request", "LoRARequest", "an adapter", ADAPTERS),
+    *_of("vllm.lora.request:LoRARequest", "lora_name lora_int_id lora_path", "an adapter", ADAPTERS),
     *_of(f"{CONFIG}:VllmConfig", "lora_config", "whether it has adapters", ADAPTERS),
+    *_of(f"{CONFIG}:LoRAConfig", "max_loras", "how many requests of a batch may have one", ADAPTERS),
     *_of("vllm.v1.engine:EngineCoreOutputs", "outputs scheduler_stats timestamp", "news of a step"),
     *_of("vllm.v1.engine:EngineCoreOutput", "request_id new_token_ids new_logprobs finish_reason", "news"),
     *_of("vllm.v1.engine:EngineCoreOutput", "new_prompt_logprobs_tensors", "log-probabilities of a prompt"),
     *_of("vllm.v1.engine:EngineCoreOutput", "events", "when a request began, and what it lost"),
     *_of("vllm.v1.engine:EngineCoreOutput", "prefill_stats", "how much of a prompt was cached", CACHED),
     *_of("vllm.v1.engine:EngineCoreEvent", "type timestamp", "when a request began, and what it lost"),
+    *_of("vllm.v1.engine:EngineCoreEventType", "SCHEDULED PREEMPTED", "when a request began, and what it lost"),
     *_of(f"{STATS}:PrefillStats", "num_cached_tokens", "how much of a prompt was cached", CACHED),
     *_of(f"{STATS}:SchedulerStats", "num_running_reqs kv_cache_usage", "a worker's load"),
     *_of(f"{STATS}:SchedulerStats", "iteration_details", "what a step took", STEP_TIMES),
-    *_of(CONFIG, "KVTransferConfig", "our connector", SHARING),
+    *_of(DETAILS, "is_dummy elapsed_ms num_ctx_tokens", "what a step took", STEP_TIMES),
+    *_of(DETAILS, "num_ctx_requests num_generation_requests", "what a step took", STEP_TIMES),
+    *_of(TRANSFER, "kv_connector kv_connector_module_path kv_role", "our connector", SHARING),
+    *_of(TRANSFER, "kv_connector_extra_config", "the way to our process", SHARING),
+    *_of(TRANSFER, "kv_load_failure_policy", "KV that does not come", SHARING),
+    *_of(f"{CONFIG}:VllmConfig", "kv_transfer_config compilation_config", "our connector", SHARING),
     *_of(f"{CONFIG}:CompilationConfig", "static_forward_context", "which attention computes", SHARING),
-    *_of(CONNECTOR, "KVConnectorBase_V1 KVConnectorMetadata KVConnectorRole", "our connector", SHARING),
+    *_of("vllm.v1.attention.backend:AttentionBackend", "get_name", "which attention computes", SHARING),
+    *_of(CONNECTOR, "KVConnectorBase_V1 KVConnectorMetadata", "our connector", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorRole", "SCHEDULER", "which half it is", SHARING),
+    *_of(f"{CONNECTOR}:KVConnectorBase_V1", "_vllm_config", "which attention computes", SHARING),
     *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_required_kvcache_layout", "blocks lie as in a slab", SHARING),
     *_of(f"{CONNECTOR}:KVConnectorBase_V1", "on_new_request request_finished", "a request's life", SHARING),
     *_of(f"{CONNECTOR}:KVConnectorBase_V1", "get_num_new_matched_tokens", "tokens that come from elsewhere", SHARING),
@@ -114,20 +133,24 @@ NAMES: Final = (
     *_of(f"{STEP}:CachedRequestData", "req_ids num_computed_tokens new_block_ids", "what a step computes", SHARING),
     *_of("vllm.model_executor.layers.attention_layer_base:AttentionLayerBase", "get_attn_backend", "the same", SHARING),
     *_of("vllm.v1.sample.sampler:Sampler", "forward", "a draw is taken back", SEEDS),
+    *_of("vllm.v1.sample.metadata:SamplingMetadata", "generators", "a draw is taken back", SEEDS),
 )
 
 
-def check_names(version: str, needed: Iterable[str], names: Iterable[Name] = NAMES) -> None:
-    """`needed`: features without which the worker cannot start. Raises ConfigError; warns of features that are off."""
+def check_names(version: str, needed: Iterable[str], names: Iterable[Name] = NAMES) -> list[str]:
+    """`needed`: features without which the worker cannot start. Raises ConfigError. Returns the arguments of vLLM's
+    engine that features had which are off, and warns of these features."""
     lacking = list(missing(names))
     needed = {EVERYTHING, *needed}
     without = [name for name in lacking if name.feature in needed]
     if without:
         told = ", ".join(f"{name.path} ({name.use})" for name in without)
         raise ConfigError("workers.python", f"vLLM {version} lacks what Baton's workers use: {told}")
-    for feature in sorted({name.feature for name in lacking} - {OLDER}):
+    off = sorted({name.feature for name in lacking} - {OLDER})
+    for feature in off:
         paths = [name.path for name in lacking if name.feature == feature]
         log.warning("this vLLM lacks names: a feature is off", version=version, feature=feature, names=paths)
+    return [argument for argument, feature in ARGUMENTS.items() if feature in off]
 
 
 def missing(names: Iterable[Name] = NAMES) -> Iterator[Name]:
@@ -146,7 +169,13 @@ def missing(names: Iterable[Name] = NAMES) -> Iterator[Name]:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Also for a field that has no default, and for one that only __init__ sets."""
-    fields = (*getattr(owner, "__dataclass_fields__", ()), *getattr(owner, "__struct_fields__", ()))
+    """Also for a field that has no default, one that only __init__ sets, a key of a TypedDict, and an argument."""
+    tables = ("__dataclass_fields__", "__struct_fields__", "__required_keys__", "__optional_keys__")
     made = getattr(getattr(owner, "__init__", None), "__code__", None)
-    return hasattr(owner, name) or name in fields or (made is not None and name in made.co_names)
+    called = getattr(owner, "__code__", None)
+    return (
+        hasattr(owner, name)
+        or any(name in getattr(owner, table, ()) for table in tables)
+        or (made is not None and name in made.co_names)
+        or (called is not None and name in called.co_varnames[: called.co_argcount + called.co_kwonlyargcount])
+    )

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +77,26 @@ class StartedVllm:
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         import vllm
 
-        check_names(vllm.__version__, [SHARING] if shares_kv(config) else [])
+        off = check_names(vllm.__version__, [SHARING] if shares_kv(config) else [])
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         try:
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments(config, files)))
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments(config, files, off)))
         except (ValueError, TypeError, RuntimeError) as error:  # of its checks, or its processes, which have logged why
             raise ModelError(files.name, f"vLLM cannot serve it: {error}") from error
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         return llm
 
-    def _arguments(self, config: ServingConfig, files: ModelFiles) -> dict[str, Any]:
+    def _arguments(self, config: ServingConfig, files: ModelFiles, off: Sequence[str]) -> dict[str, Any]:
         from vllm.config import KVEventsConfig, KVTransferConfig, StructuredOutputsConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
 
         told = {"enable_kv_cache_events": True, "publisher": "zmq"}
         told |= {"endpoint": self._address("events"), "replay_endpoint": self._address("replay")}
-        known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+        known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}.difference(off)
         arguments = vllm_arguments(config, files.folder, told, known, on_cpu=current_platform.is_cpu())
         if self.link is not None:
             arguments["kv_transfer_config"] = KVTransferConfig(

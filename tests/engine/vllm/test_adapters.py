@@ -60,5 +60,6 @@ async def test_a_request_may_name_what_vllm_has_loaded_alone(core: Core) -> None
         await of.load("sql", "/adapters/other")
     with pytest.raises(UnavailableError, match="no adapter 'poem'"):
         await of.unload("poem")
-    with pytest.raises(UnavailableError, match="enable_lora: true"):
-        await adapters(core, lora_config=None).load("sql", "/adapters/sql")
+    for config in (None, SimpleNamespace()):  # the other one: a vLLM without the name
+        with pytest.raises(UnavailableError, match="enable_lora: true"):
+            await adapters(core, lora_config=config).load("sql", "/adapters/sql")
