@@ -69,6 +69,7 @@ def fleet_view(
         load_seen=lambda worker, load: indexer.observe(worker, load),
         expected={worker.name: worker.worker_role for worker in config.external_workers},
         foreign=lambda: directory.foreign,
+        until_asked=waking.until_asked,
     )
     expected, hits = ExpectedPrefixes(), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)

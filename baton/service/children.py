@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from baton.service.launcher import ROUTER, Launch
 from baton_proto.planner import Role
@@ -20,6 +20,8 @@ class Children(dict[str, Process]):
         self.launches: dict[str, Launch] = {}  # by name
         self._launches: dict[str, Launch] = {}  # by worker id
         self.starting: set[str] = set()  # names of processes that have been added, and do not live yet
+        self.stopped: set[str] = set()  # names of those that were told to end, or have been replaced
+        self.places: dict[str, Collection[str]] = {}  # GPUs that each has or had, by name
         self._numbers = defaultdict[str, Iterator[int]](lambda: itertools.count(1))  # of the next worker or process
 
     def add(self, launch: Launch, process: Process) -> None:
@@ -80,6 +82,12 @@ class Children(dict[str, Process]):
     def of_worker(self, worker_id: str) -> Process:
         """The process of a worker that has started."""
         return self[self._launches[worker_id].name]
+
+    def lost(self, namespace: str) -> list[str]:
+        """Processes of a model's workers that have ended without having been told to, or did not become ready."""
+        told = self.stopped | self.starting
+        ours = [name for name, one in self.launches.items() if one.workers and one.config.namespace == namespace]
+        return [name for name in ours if name not in told and not self[name].alive]
 
     def living(self, worker_id: str) -> Process | None:
         """The worker's process, while it lives."""

@@ -16,6 +16,7 @@ from baton.service.rolling.rollouts import Rollouts
 from baton.service.sleeping.sleepers import Sleepers
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
+from runtime.config.models import sleeping_namespaces
 from runtime.config.serving import ServingConfig
 from runtime.config.surroundings import LogLevel
 from runtime.end_task import end_tasks
@@ -106,6 +107,10 @@ class ServiceRun:
                 if self._supervisor.comes_back(ended.name):
                     self._tell_of_loss(ended, "it is started again")
                     starting.append(asyncio.create_task(self._start_again(ended.name)))
+                    continue
+                namespace = self._supervisor.children.launches[ended.name].config.namespace
+                if namespace in sleeping_namespaces(self._supervisor.config):
+                    self._tell_of_loss(ended, "it is started again when its model is asked for")
                     continue
                 self._in_order = False
                 able = self._supervisor.config.planner.enabled or bool(self._supervisor.children.workers("decode"))

@@ -67,7 +67,6 @@ class Supervisor:
         self.nats: dict[str, Process] = {}  # our own, by name
         self.run: OwnRun | None = None  # from the start on
         self._routes: dict[str, str] = {}  # of `nats` where they are several, by name
-        self._stopped: set[str] = set()  # names of processes that `stop_process` has ended
         self._on_ready = on_ready
         self._endings = Endings(self.launcher.release)
         self._closing = ExitStack()  # after all processes have ended
@@ -150,22 +149,33 @@ class Supervisor:
 
     def comes_back(self, name: str) -> bool:
         """Whether a process that has ended is one that `start_again` starts."""
-        return name in self.nats or (name not in self._stopped and self.children.launches[name].module == ROUTER)
+        return name in self.nats or (
+            name not in self.children.stopped and self.children.launches[name].module == ROUTER
+        )
 
     async def start_again(self, name: str) -> None:
-        """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again. Returns
-        when it is ready, a router with the workers that live. Raises ProcessFailedError, UnavailableError; then nothing
-        of it is left."""
+        """Starts a router or NATS, which has ended, on the ports that it had: whoever used it finds it again; or a
+        worker. Returns when it is ready, a router with the workers that live. Raises ProcessFailedError,
+        UnavailableError; then nothing of it is left."""
         if name in self.nats:
             await self._start_nats_again(name)
             return
+        before = self.children.launches[name]
+        if before.workers:
+            launches = next(one for one in self.launches.models if one.config.namespace == before.config.namespace)
+            again = launches.worker(before.workers[name], name, before.config.workers.engine)
+        else:
+            again = self.launches.router(name, self.ready[name].addresses)
         try:
-            await self._start(self.launches.router(name, self.ready[name].addresses))
+            await self._start(again)
         except ProcessFailedError:
             await self.children[name].kill()  # it may have been too slow
             raise
-        with contextlib.suppress(ProcessFailedError):  # a worker has ended meanwhile: the router is there all the same
-            await self.until_used(self.own_serving())
+        if not before.workers:
+            with contextlib.suppress(
+                ProcessFailedError
+            ):  # a worker has ended meanwhile: the router is there all the same
+                await self.until_used(self.own_serving())
 
     def own_serving(self) -> list[str]:
         """Without external workers, which may be away. Raises as `serving` does."""
@@ -198,7 +208,7 @@ class Supervisor:
         """Drains a worker's or a router's process; one that was never ready is ended at once. False as `stop_worker`
         says."""
         process = self.children[name]
-        self._stopped.add(name)
+        self.children.stopped.add(name)
         if process.alive and not process.was_ready:
             await process.kill()
         return await process.stop(_stop_limit_s(self.children.launches[name].config))
@@ -354,6 +364,7 @@ class Supervisor:
     async def _start(self, launch: Launch) -> None:
         process = self.launcher.process(launch)
         self.children.add(launch, process)
+        self.children.places[launch.name] = self.launcher.place(process)
         self.children.starting.add(launch.name)
         try:
             await self._begin(process)

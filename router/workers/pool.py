@@ -97,7 +97,8 @@ class _Ready:
 
 class WorkerPool:
     """`changed` is called when a worker may have become usable or unusable; `load_seen` with every load. `expected`:
-    external servers, which come back when they are away, with their roles. `foreign`: workers that cannot be asked."""
+    external servers, which come back when they are away, with their roles. `foreign`: workers that cannot be asked.
+    `until_asked`: see Waking."""
 
     def __init__(
         self,
@@ -111,9 +112,11 @@ class WorkerPool:
         load_seen: Callable[[WorkerKey, WorkerLoad], None] = lambda worker, load: None,
         expected: Mapping[str, str] | None = None,
         foreign: Callable[[], Mapping[str, Foreign]] = dict,
+        until_asked: bool = False,
     ) -> None:
         self.workers: dict[str, PooledWorker] = {}  # by worker id
         self.foreign = foreign
+        self._until_asked = until_asked
         self._expected = expected or {}
         self._longest = {  # tokens of a request that each took when it was there
             name: 0 for name, role in self._expected.items() if role == "decode"
@@ -271,9 +274,10 @@ class WorkerPool:
         return worker.returns if worker is not None and worker.key == key else -1
 
     def rests(self) -> bool:
-        """Whether no decode worker is usable, and one sleeps or is about to."""
-        if self._ready("decode").workers:
-            return False
+        """Whether no decode worker is usable, and one sleeps, or is about to, or is started when the model is asked
+        for."""
+        if self._ready("decode").workers or self._until_asked:
+            return not self._ready("decode").workers
         states = {worker.record.state for worker in self.workers.values() if worker.record.role == "decode"}
         return not states.isdisjoint(("sleeping", "draining"))
 

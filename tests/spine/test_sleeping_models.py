@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from runtime.calls.answer import Answer
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import greedy, random_prompt
-from tests.spine.worker_view import inspect_all
+from tests.spine.worker_view import inspect_all, until_gone
 from tests.tiny_model import write_tiny_model
 
 NAMES = ("one", "two")
@@ -134,6 +135,43 @@ async def test_a_model_for_which_there_is_no_room_is_a_503_that_says_who_has_it(
         assert (refused.status_code, reason in refused.text) == (503, True), refused.text
         assert int(refused.headers["retry-after"]) >= 1
         assert (await http.post("/v1/completions", json=body | {"model": "one"})).status_code == 200
+
+
+async def test_a_worker_that_dies_asleep_awake_or_waking_is_started_again_for_who_asks(
+    folders: dict[str, Path], oracles: dict[str, Oracle]
+) -> None:
+    prompt, worker = random_prompt(50, seed=5), "decode-one-1"
+    right = {name: oracles[name].greedy(prompt, TOKENS) for name in NAMES}
+
+    async with (
+        sleeping_models(folders, wake_timeout_s=60.0) as (service, told),
+        httpx.AsyncClient(base_url=service.http_url, timeout=60) as http,
+    ):
+
+        async def killed() -> None:
+            service.kill(worker)
+            await service.supervisor.children[worker].wait()
+
+        async def answered(name: str) -> None:
+            assert (await ask(service, name, prompt)).token_ids == right[name]
+            service.note_pids()
+
+        await killed()
+        await answered("one")
+        await killed()
+        await answered("one")
+        await killed()
+        await until_gone(service, worker)
+        assert (await http.get("/ready")).status_code == 200, "a request would be served"
+        for name in ("two", "one", "two"):
+            await answered(name)
+        service.kill(worker, signal.SIGSTOP)
+        told.clear()
+        asked = asyncio.create_task(answered("one"))
+        await told.until(("asleep", "two"))
+        await killed()
+        await asked
+        assert (await states(service))["decode-two-1"] == "sleeping", "there is room for one"
 
 
 async def test_models_asked_for_at_once_wake_one_after_the_other_and_answer_before_they_make_room(

@@ -67,6 +67,7 @@ class _Roll:
         await self._replace_routers()
         for name in self._plan().unserved:
             await self._end(name)
+        self._children.stopped.update(name for name, child in self._children.items() if not child.alive)
         if self._supervisor.run is not None:
             self._supervisor.run.update(models=self._supervisor.model_names)
         await self._supervisor.until_used(self._supervisor.own_serving())

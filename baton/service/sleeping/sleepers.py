@@ -56,7 +56,7 @@ class Sleepers:
         nats = await connect(config.nats.url, "sleepers", config.namespace, config.workers.ready_timeout_s, keys.nats)
         self._closing.push_async_callback(nats.close)
         self._models = [
-            ModelWorkers(entry, nats.within(one.namespace), keys.cluster)
+            ModelWorkers(entry, nats.within(one.namespace), self._supervisor)
             for entry, one in zip(entries_of(config), models_of(config), strict=True)
         ]
         for model in self._models:
@@ -92,6 +92,8 @@ class Sleepers:
         deadline_s, problem = time.monotonic() + timeout_s, "other models wake first"
         while time.monotonic() < deadline_s:
             async with self._turn:
+                if time.monotonic() >= deadline_s:
+                    break  # whoever asked has left
                 if model.can_answer:
                     return Outcome("awake")
                 if not model.can_wake:
@@ -164,12 +166,12 @@ class Sleepers:
 
     def _holds(self, model: ModelWorkers) -> Counter[str]:
         """GPUs by name; where there are none, as many shares of the cores. The mock engine needs neither."""
-        children, launcher = self._supervisor.children, self._supervisor.launcher
+        children = self._supervisor.children
         held = Counter[str]()
-        for name in {*children.living_of(), *children.starting}:
+        for name in {*children.living_of(), *children.starting, *model.lost}:
             launch = children.launches[name]
             if launch.config.namespace == model.namespace and not is_mock(launch.config):
-                held.update(launcher.place(children[name]) or {"": launch.ranks})
+                held.update(children.places.get(name) or {"": launch.ranks})
         return held
 
     def _room(self) -> Mapping[str, int]:

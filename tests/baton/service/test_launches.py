@@ -104,6 +104,9 @@ class Launching:
 
     def release(self, process: object) -> None: ...
 
+    def place(self, process: object) -> list[str]:
+        return []
+
     def process(self, launch: Launch) -> Process:
         self.launches.put_nowait(launch)
         return cast(Process, Unborn())

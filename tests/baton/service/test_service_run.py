@@ -101,6 +101,18 @@ async def test_a_router_that_ends_again_and_again_ends_the_service(monkeypatch: 
         assert not await task
 
 
+async def test_a_model_that_sleeps_is_served_again_although_its_only_worker_is_killed() -> None:
+    models = [{"name": "one", "model": "mock", "asleep": "until_asked"}]
+    async with running(model="smollm2", models=models, workers={"prefill": 0, "decode": 1}) as (told, task):
+        os.kill(told.pids["decode-one-1"], signal.SIGKILL)
+        await told.until({"event": "lost", "id": "decode-one-1", "goes_on": True})
+        request = pb.GenerateRequest(tokens=pb.TokenIds(ids=[3] * 20), sampling=pb.SamplingOptions(max_tokens=4))
+        async with Client(told.addresses["router-1"]["grpc"], operator_key=Secret(KEY)) as client:
+            assert (await client.generate(request, timeout_s=WAIT_S)).token_ids
+        await told.until({"event": "ready", "id": "decode-one-1"}, {"event": "awake", "model": "one"})
+        assert not task.done()
+
+
 async def blocks_after_a_request(told: Told, expected_cached: int) -> int:
     """Blocks of the worker in the router's tree."""
     request = pb.GenerateRequest(
