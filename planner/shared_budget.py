@@ -19,8 +19,8 @@ class SharedBudget:
         self._claims: dict[str, Claim] = {}
 
     def member(self, model: str, holds: int, weight: int) -> "Member":
-        """`holds`: GPUs, before the planner's first decision."""
-        self.claim(model, Claim(holds, holds, weight=weight))
+        """`holds`: GPUs, which the model keeps until its planner has decided."""
+        self.claim(model, Claim(holds, wants=holds, least=holds, weight=weight))
         return Member(self, model, weight)
 
     def claim(self, model: str, claim: Claim) -> None:

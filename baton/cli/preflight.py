@@ -6,7 +6,7 @@ from pathlib import Path
 from baton.cli.room import check_disk, check_gpus, check_least, check_memory, check_threads, host_memory_of
 from baton.service.launcher import Machines, uses_gpus
 from baton.service.local.nats_server import STORE_KEY
-from baton.service.planning.budget import gpu_budget, gpus_per_worker, has_own_budget
+from baton.service.planning.budget import gpu_budget, gpus_per_worker, gpus_together, has_own_budget
 from baton.service.wanted.configuration import Wanted
 from baton_proto.planner import DECODE, PREFILL
 from engine.model.shard import shard_of
@@ -49,11 +49,7 @@ def _check_shares(models: Sequence[ServingConfig], machines: Machines) -> None:
     for model in planned:
         gpus, limits = gpus_per_worker(model, machines), model.planner.limits
         least += gpus[PREFILL] * limits.min_prefill + gpus[DECODE] * limits.min_decode
-    asleep = [
-        sum(count * model.workers.count(role) for role, count in gpus_per_worker(model, machines).items())
-        for model in models
-        if not model.planner.enabled
-    ]
+    asleep = [gpus_together(model, machines) for model in models if not model.planner.enabled]
     budget, kept = gpu_budget(planned[0], machines), max(asleep, default=0)
     if least + kept > budget:
         takes = f"the least workers of {len(planned)} models take {least} GPUs" + (

@@ -1,8 +1,10 @@
 """Planners of several models with one budget of GPUs: real processes, tiny models, orders from the command line."""
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb
 from planner.journal import read_journal
 from tests.planner.live import Planned, planned_service
-from tests.service import Service
+from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
 from tests.tiny_model import write_tiny_model
 
@@ -84,3 +86,29 @@ def most_at_once(*models: Planned) -> int:
         held[number] = workers
         most = max(most, sum(held.values()))
     return most
+
+
+async def test_a_dry_run_says_for_each_model_what_its_planner_would_do_and_how_they_share_the_budget(
+    tmp_path: Path,
+) -> None:
+    """Both want two GPUs of three, of which one is kept for a third model."""
+    folders = {name: str(write_tiny_model(tmp_path / name, seed=seed)) for seed, name in enumerate((*NAMES, "rare"))}
+    models = [{"name": name, "model": folder} for name, folder in folders.items()]
+    models[-1]["asleep"] = "until_asked"
+    wanted = {"limits": {"min_prefill": 0, "max_prefill": 0, "min_decode": 2, "gpu_budget": BUDGET}, "interval_s": 1}
+    (tmp_path / "try.yaml").write_text(json.dumps({"models": models, "planner": wanted, "workers": {"prefill": 0}}))
+    async with running_service("smollm2", 0, 1, {"models": models}) as service:
+        told = ["--nats-url", service.config.nats.url or "", "--config", str(tmp_path / "try.yaml"), "--decisions", "2"]
+        command = [sys.executable, "-m", "baton", "plan", "--dry-run", *told]
+        texts, one = [
+            await asyncio.to_thread(subprocess.run, [*command, *more], capture_output=True, text=True, timeout=60)
+            for more in (["--json"], ["--model", "one"])
+        ]
+    assert "1 GPUs are kept for models that sleep" in texts.stderr, texts
+    decided = [json.loads(line) for line in texts.stdout.splitlines()]
+    assert Counter(one["model"] for one in decided) == dict.fromkeys(NAMES, 2)
+    for told_of in decided:
+        assert (told_of["observation"]["gpu_share"], told_of["target"]["decode"]) == (1, 1)
+        assert "1 GPUs are what other models leave" in " ".join(told_of["target"]["reasons"])
+    assert "1 GPUs held; 1 of 3 may be" in one.stdout, one
+    assert "two" not in one.stdout

@@ -95,5 +95,7 @@ async def _advise(
 ) -> None:
     from baton.cli.plan.advise import advise  # here, because it imports the planner and numpy
 
-    async with nats_session(url, namespace, timeout_s, model) as nats:
-        await advise(nats, load_config(config), decisions, as_json)
+    wanted = load_config(config)
+    of_several = model if wanted.models else ""
+    async with nats_session(url, namespace, timeout_s, None if wanted.models else model) as nats:
+        await advise(nats, wanted, decisions, as_json, of_several)

@@ -9,6 +9,7 @@ from rich.table import Table
 from baton.cli.terminal.output import print_table
 from baton_proto.planner import DECODE, ROLES, Observation, Role, State, Target
 from baton_proto.planner_control import Plan
+from planner.policy.observation import gpus_held
 
 STATES: tuple[State, ...] = ("ready", "starting", "draining", "sleeping")
 
@@ -33,6 +34,9 @@ def show_decision(out: Console, observation: Observation, target: Target, title:
     waits = f"{queue.waiting} wait" + (f", the first for {queue.oldest_s:.1f} s" if queue.waiting else "")
     latency = f"P90 TTFT {_ms(interval.ttft_p90_ms)}, P90 ITL {_ms(interval.itl_p90_ms)}"
     out.print(f"{rate:.1f} requests/s over {interval.duration_s:.0f} s, {waits}; {latency}")
+    if observation.gpu_share is not None:
+        held, most = gpus_held(observation), f"{observation.gpu_share} of {observation.gpu_budget}"
+        out.print(f"{held} GPUs held; {most} may be, beside the other models'")
     if target.frozen:
         out.print("[bold red]frozen[/]")
     for reason in target.reasons:

@@ -28,3 +28,8 @@ def gpus_per_worker(config: ServingConfig, machines: Machines) -> dict[Role, int
     if not uses_gpus(config, machines):
         return {PREFILL: 1, DECODE: 1}
     return {PREFILL: for_prefill_worker(config).engine.tensor_parallel, DECODE: config.engine.tensor_parallel}
+
+
+def gpus_together(config: ServingConfig, machines: Machines) -> int:
+    """GPUs that the configured workers of one model hold."""
+    return sum(count * config.workers.count(role) for role, count in gpus_per_worker(config, machines).items())
