@@ -5,11 +5,10 @@ from typing import Annotated
 import typer
 
 from baton.cli.terminal import options
-from baton.cli.terminal.answering import answer
+from baton.cli.terminal.answering import Sampling, UsersRouter, answer
 from baton.cli.terminal.stdin import text_or_stdin
 from baton.cli.terminal.token_list import token_ids
 from baton.client.request import Options, Prompt
-from baton.runs.access import Access
 
 
 def generate(
@@ -18,24 +17,17 @@ def generate(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="1,2,3", help="Token ids to continue; - reads stdin.")
     ] = None,
-    temperature: options.TemperatureOption = None,
-    max_tokens: options.MaxTokensOption = None,
+    *,
+    sampling: Sampling,
     min_tokens: Annotated[
         int | None, typer.Option("--min-tokens", min=0, max=options.UINT32_MAX, metavar="N", help="Shortest answer.")
     ] = None,
-    top_p: options.TopPOption = None,
-    top_k: options.TopKOption = None,
-    seed: options.SeedOption = None,
-    stop: options.StopOption = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own end.")] = False,
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", min=0, max=20, metavar="N", help="Alternatives per token, in --json.")
     ] = None,
-    model: options.ModelOption = "",
     timeout_s: options.TimeoutOption = None,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    api_key_file: options.ApiKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    router: UsersRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Continue a text or a list of token ids."""
@@ -46,16 +38,5 @@ def generate(
         asked = token_ids(text_or_stdin(tokens, "--tokens"))
     else:
         asked = text_or_stdin(prompt or "", "--prompt") if text is None else text_or_stdin(text, "TEXT")
-    options = Options(
-        model=model,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    )
-    answer(asked, options, Access(address, api_key_file, ca_file), timeout_s, as_json)
+    wished: Options = {**sampling.options(), "min_tokens": min_tokens, "ignore_eos": ignore_eos, "logprobs": logprobs}
+    answer(asked, wished, router.access, timeout_s, as_json)

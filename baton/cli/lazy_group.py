@@ -3,8 +3,11 @@ profile`, and neither does the help of a group."""
 
 import ast
 import importlib.util
+import inspect
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +57,34 @@ def _load(name: str, place: str) -> Any:
     found = getattr(importlib.import_module(module), attribute)
     if not isinstance(found, typer.Typer):
         app = plain_app()
-        app.command(name, cls=_GroupedOptions, epilog=EXIT_CODES_HELP)(found)
+        app.command(name, cls=_GroupedOptions, epilog=EXIT_CODES_HELP)(options_apart(found))
         found = app
     command = typer.main.get_command(found)
     command.name = name
     return command
+
+
+def options_apart(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer reads it: each field of a dataclass among its parameters is an option of its own."""
+    signature = inspect.signature(command)
+    kinds = {name: given.annotation for name, given in signature.parameters.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def run(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        return command(**given)
+
+    apart: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        options = fields(groups[name]) if name in groups else ()
+        apart += [inspect.Parameter(one.name, kind, default=one.default, annotation=one.type) for one in options]
+        apart += [] if name in groups else [parameter.replace(kind=kind)]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in apart}
+    vars(run)["__signature__"] = signature.replace(parameters=apart)
+    return run
 
 
 def _summary(place: str) -> str:

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
 from rich.table import Table
 
 from baton.cli.terminal import options
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.output import console, print_table
 from baton.client.async_client import AsyncClient
@@ -21,15 +22,14 @@ SUMS = ("blocks_used", "blocks_total", "running", "waiting")
 
 
 def models(
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
+    *,
+    router: OperatorsRouter,
     api_key_file: options.ApiKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """List the models with their workers and KV blocks."""
     with errors_reported():
-        rows = asyncio.run(_ask(Access(address, api_key_file, ca_file, operator_key_file)))
+        rows = asyncio.run(_ask(replace(router.access, api_key_file=api_key_file)))
     if as_json:
         typer.echo(json.dumps(rows))
         return

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from baton.cli.events.options import DEFAULT_NATS_URL, NamespaceOption, NatsUrlOption
+from baton.cli.events.options import NamespaceOption, NatsUrlOption
 from baton.cli.events.session import nats_session
 from baton.cli.preflight import check_start
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
@@ -60,7 +60,7 @@ def rollout(
     settings: SetOption = None,
     dry_run: DryRunOption = False,
     back: BackOption = False,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
+    nats_url: NatsUrlOption = "",
     namespace: NamespaceOption = "default",
     operator_key_file: OperatorKeyFileOption = None,
     as_json: JsonOption = False,

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from baton.cli.terminal import options
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import errors_reported
 from baton.cli.terminal.output import console, counted, print_table
 from baton.client.async_client import AsyncClient
@@ -20,15 +21,13 @@ TIERS = ("host", "disk")
 
 def status(
     model: options.OfModelOption = "",
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    *,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show the workers and the routers' queue."""
-    access = Access(address, None, ca_file, operator_key_file)
     with errors_reported():
-        response = asyncio.run(_ask(access, model))
+        response = asyncio.run(_ask(router.access, model))
     if as_json:
         typer.echo(json.dumps(asdict(response)))
     else:

@@ -7,8 +7,9 @@ from typing import Annotated
 import grpc
 import typer
 
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
-from baton.cli.terminal.options import DEFAULT_ADDRESS, AddressOption, CaFileOption, OperatorKeyFileOption, WaitOption
+from baton.cli.terminal.options import WaitOption
 from baton.runs.access import Access
 from runtime.errors import ConfigError, UnauthorizedError
 
@@ -18,15 +19,14 @@ def top(
         float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Between two looks at the service.")
     ] = 1.0,
     timeout_s: WaitOption = 2.0,
-    address: AddressOption = DEFAULT_ADDRESS,
-    operator_key_file: OperatorKeyFileOption = None,
-    ca_file: CaFileOption = None,
+    *,
+    router: OperatorsRouter,
 ) -> None:
     """Watch workers, queue, KV load, hit rate and tokens/s, full screen. q ends it, s and r sort."""
     if not sys.stdout.isatty():
         fail(ExitCode.USAGE, "`baton top` needs a terminal; `baton status --json` is for programs")
     with errors_reported():
-        asyncio.run(_watch(Access(address, None, ca_file, operator_key_file), interval_s, timeout_s))
+        asyncio.run(_watch(router.access, interval_s, timeout_s))
 
 
 async def _watch(access: Access, interval_s: float, timeout_s: float) -> None:

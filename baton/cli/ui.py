@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.terminal import options
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
 from baton.runs.access import Access
 from baton.runs.run_file import THIS_MACHINE, run_at
@@ -26,15 +27,14 @@ def ui(
         str | None,
         typer.Option(metavar="http://HOST:PORT", help="Of a router elsewhere. [default: the one that runs here]"),
     ] = None,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    *,
+    router: OperatorsRouter,
 ) -> None:
     """Print a link to the live page: workers, transfers, queue, latencies, planner, requests, prefixes.
 
     The link brings the operator key along, behind a #, which is never sent. The page keeps it until it is closed.
     """
-    access = Access(address, None, ca_file, operator_key_file)
+    access = router.access
     with errors_reported():
         page = f"{url.rstrip('/') if url else asyncio.run(_router(access))}/ui"
         key = access.operators_key()

@@ -9,10 +9,9 @@ from rich.table import Table
 
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import message_fields
-from baton.cli.terminal.asking import ask
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.terminal.output import console, print_table
-from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 
 DIFF_TIMEOUT_S = 30.0
@@ -44,11 +43,10 @@ def diff(
     max_blocks: Annotated[
         int, typer.Option("--blocks", min=0, max=options.UINT32_MAX, metavar="N", help="Differing blocks to list.")
     ] = 10,
+    *,
     model: options.OfModelOption = "",
     timeout_s: options.WaitOption = DIFF_TIMEOUT_S,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Compare what the router thinks is cached with what the workers have; both at the same event.
@@ -57,8 +55,7 @@ def diff(
     went on too fast to compare.
     """
     wanted = pb.DiffRequest(worker_ids=workers or [], max_blocks=max_blocks, model=model)
-    access = Access(address, None, ca_file, operator_key_file)
-    diffs = ask(access, timeout_s, lambda client: client.diff(wanted, timeout_s))
+    diffs = router.ask(timeout_s, lambda client: client.diff(wanted, timeout_s))
     if as_json:
         typer.echo(json.dumps({"workers": [_fields(diff) for diff in diffs]}))
     else:

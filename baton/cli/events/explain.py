@@ -10,10 +10,9 @@ from rich.table import Table
 
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import message_fields
-from baton.cli.terminal.asking import ask
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.output import console, counted, human_bytes, print_table
 from baton.cli.terminal.token_list import token_ids
-from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
 
@@ -37,11 +36,10 @@ def explain(
         str, typer.Option("--cache-salt", metavar="TEXT", help="The salt that the request would bring.")
     ] = "",
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose request it would be.")] = "",
+    *,
     model: options.OfModelOption = "",
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show why a request went to its workers and what took how long, or where a prompt would go if it came now."""
@@ -57,8 +55,7 @@ def explain(
     if tokens is not None:
         subject.tokens.ids.extend(token_ids(tokens))
         subject.tokens.SetInParent()
-    access = Access(address, None, ca_file, operator_key_file)
-    response = ask(access, timeout_s, lambda client: client.explain(subject, timeout_s))
+    response = router.ask(timeout_s, lambda client: client.explain(subject, timeout_s))
     if as_json:
         typer.echo(json.dumps(_fields(response)))
     else:

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from baton.cli.events import options
-from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.options import JsonOption, OfModelOption
+from baton.cli.events.session import AtNats, until_stopped
+from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, counted, print_table
 from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
@@ -34,20 +34,18 @@ def lag(
         float | None, typer.Option("--watch", min=0.1, metavar="SECONDS", help="Show it again so often, until Ctrl-C.")
     ] = None,
     as_json: JsonOption = False,
-    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
-    namespace: options.NamespaceOption = "default",
-    model: OfModelOption = "",
-    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
+    *,
+    at: AtNats,
 ) -> None:
     """Show how far each worker's events have come: published, stored, missing."""
 
     async def work(nats: NatsClient) -> None:
         if watch_s is None:
-            await _report_once(nats, window_s, as_json, timeout_s)
+            await _report_once(nats, window_s, as_json, at.timeout_s)
         else:
-            await until_stopped(_watch(nats, window_s, watch_s, as_json, timeout_s))
+            await until_stopped(_watch(nats, window_s, watch_s, as_json, at.timeout_s))
 
-    run_with_nats(nats_url, namespace, timeout_s, work, model)
+    at.run(work)
 
 
 async def _report_once(nats: NatsClient, window_s: float, as_json: bool, timeout_s: float) -> None:

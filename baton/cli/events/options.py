@@ -6,9 +6,6 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_NATS_URL = ""  # see runs/places.py
-DEFAULT_TIMEOUT_S = 5.0
-
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -43,10 +40,6 @@ NamespaceOption = Annotated[
     typer.Option(
         "--namespace", envvar="BATON_NAMESPACE", metavar="NAME", callback=check_name, help="As in serving.yaml."
     ),
-]
-EventsTimeoutOption = Annotated[
-    float,
-    typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when NATS does not answer for this long."),
 ]
 WorkerOption = Annotated[
     str | None, typer.Option("--worker", metavar="ID", callback=check_name, help="Only this worker's events.")

@@ -7,14 +7,11 @@ from typing import Annotated
 import typer
 
 from baton.cli.events import options
-from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.options import OfModelOption
+from baton.cli.events.session import AtNats, until_stopped
 from baton.cli.terminal.output import counted, human_bytes
 from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
-from baton.runs.places import nats_place
-from baton.runs.run_file import find_keys
 from runtime.nats.client import NatsClient
 
 
@@ -23,10 +20,8 @@ def record(
     since: options.SinceOption = None,
     from_start: options.FromStartOption = False,
     for_s: options.ForOption = None,
-    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
-    namespace: options.NamespaceOption = "default",
-    model: OfModelOption = "",
-    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
+    *,
+    at: AtNats,
 ) -> None:
     """Record all workers' events until Ctrl-C, on top of the blocks that they hold already."""
     start = options.start_position(since, from_start)
@@ -34,19 +29,17 @@ def record(
     async def work(nats: NatsClient) -> None:
         ttl_s = await discovery_ttl_s(nats)
         with RecordingWriter(file, nats.namespace) as writer:
-            recorder = Recorder(
-                nats, writer, ttl_s, timeout_s, find_keys(*nats_place(nats_url, namespace, model)).cluster
-            )
+            recorder = Recorder(nats, writer, ttl_s, at.timeout_s, at.keys().cluster)
             try:
                 await recorder.start(start)
                 await until_stopped(recorder.run(), for_s, said=f"recording into {file}")
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(at.timeout_s):
                     await recorder.catch_up()
             finally:
                 await recorder.close()
         _tell(recorder, writer, file)
 
-    run_with_nats(nats_url, namespace, timeout_s, work, model)
+    at.run(work)
 
 
 def _tell(recorder: Recorder, writer: RecordingWriter, file: Path) -> None:

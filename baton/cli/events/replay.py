@@ -8,10 +8,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from baton.cli.events import options
-from baton.cli.events.session import run_with_nats, until_stopped
+from baton.cli.events.session import AtNats, until_stopped
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import OfModelOption
 from baton.cli.terminal.output import counted
 from baton.events.recording import Recording
 from baton.events.replayer import Replayer
@@ -31,10 +29,8 @@ def replay(
         bool, typer.Option("--hold", help="Keep the replayed workers in the routers' trees until Ctrl-C.")
     ] = False,
     prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="To stand before every worker id.")] = "",
-    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
-    namespace: options.NamespaceOption = "default",
-    model: OfModelOption = "",
-    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
+    *,
+    at: AtNats,
 ) -> None:
     """Publish a recording, so that routers index it. The replayed workers get no requests, and leave at the end."""
     if at_once and speed is not None:
@@ -44,7 +40,7 @@ def replay(
         recording = Recording(file)
 
     async def work(nats: NatsClient) -> None:
-        replayer = Replayer(nats, recording, None if at_once else speed or 1.0, prefix, timeout_s)
+        replayer = Replayer(nats, recording, None if at_once else speed or 1.0, prefix, at.timeout_s)
         try:
             if await until_stopped(_replay(replayer, recording)):
                 _tell(replayer, recording)
@@ -53,7 +49,7 @@ def replay(
         finally:
             await replayer.close()
 
-    run_with_nats(nats_url, namespace, timeout_s, work, model)
+    at.run(work)
 
 
 async def _replay(replayer: Replayer, recording: Recording) -> None:

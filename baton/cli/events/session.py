@@ -3,12 +3,15 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
+from baton.cli.events.options import NamespaceOption, NatsUrlOption
 from baton.cli.terminal.exit_codes import errors_reported
+from baton.cli.terminal.options import OfModelOption
 from baton.runs.places import NATS_FLAG, nats_place, reach
 from baton.runs.run_file import find_keys
 from runtime.config.surroundings import LoggingConfig
@@ -16,10 +19,40 @@ from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient, connect
 from runtime.processes.serving import stop_signal
+from runtime.security.keys import Keys
 from runtime.security.nats_login import each_url, split_url
 from runtime.telemetry.logging import configure_logging
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class AtNats:
+    """Where a command finds NATS, and whose messages it wants there."""
+
+    nats_url: NatsUrlOption = ""  # see runs/places.py
+    namespace: NamespaceOption = "default"
+    model: OfModelOption = ""
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Give up when nothing answers for so long.")
+    ] = 5.0
+
+    def session(self) -> AbstractAsyncContextManager[NatsClient]:
+        return nats_session(self.nats_url, self.namespace, self.timeout_s, self.model)
+
+    def keys(self) -> Keys:
+        """Raises ConfigError, UnavailableError."""
+        return find_keys(*nats_place(self.nats_url, self.namespace, self.model))
+
+    def run(self, work: Callable[[NatsClient], Awaitable[None]]) -> None:
+        """The whole of a command: `work` with a connection. Ends the command with an exit code when it fails."""
+
+        async def run() -> None:
+            async with self.session() as nats:
+                await work(nats)
+
+        with errors_reported():
+            asyncio.run(run())
 
 
 @asynccontextmanager
@@ -58,19 +91,6 @@ async def _reach_one(shown: str, timeout_s: float) -> None:
             return
     if problem is not None:
         raise problem
-
-
-def run_with_nats(
-    url: str, namespace: str, timeout_s: float, work: Callable[[NatsClient], Awaitable[None]], model: str
-) -> None:
-    """The whole of a command: `work` with a connection. Ends the command with an exit code when it fails."""
-
-    async def run() -> None:
-        async with nats_session(url, namespace, timeout_s, model) as nats:
-            await work(nats)
-
-    with errors_reported():
-        asyncio.run(run())
 
 
 async def until_stopped(work: Coroutine[Any, Any, None], for_s: float | None = None, said: str | None = None) -> bool:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from baton.cli.events import options
-from baton.cli.events.session import run_with_nats, until_stopped
-from baton.cli.terminal.options import JsonOption, OfModelOption
+from baton.cli.events.session import AtNats, until_stopped
+from baton.cli.terminal.options import JsonOption
 from baton.events.event_line import EventLine
 from baton.events.event_log import EventLog, StoredBatch
 from baton_proto.kv_events import DEVICE, HOMES
@@ -38,10 +38,8 @@ def tail(
     ] = RATES_S,
     for_s: options.ForOption = None,
     as_json: JsonOption = False,
-    nats_url: options.NatsUrlOption = options.DEFAULT_NATS_URL,
-    namespace: options.NamespaceOption = "default",
-    model: OfModelOption = "",
-    timeout_s: options.EventsTimeoutOption = options.DEFAULT_TIMEOUT_S,
+    *,
+    at: AtNats,
 ) -> None:
     """Show what the workers store in their KV caches and drop from them, as it happens."""
     start = options.start_position(since, from_start)
@@ -50,9 +48,9 @@ def tail(
     async def work(nats: NatsClient) -> None:
         log = EventLog(nats, worker or ANY)
         await log.seek(start)
-        await until_stopped(view.follow(log, timeout_s), for_s)
+        await until_stopped(view.follow(log, at.timeout_s), for_s)
 
-    run_with_nats(nats_url, namespace, timeout_s, work, model)
+    at.run(work)
 
 
 class TailView:

@@ -11,9 +11,8 @@ from rich.tree import Tree
 
 from baton.cli.terminal import options
 from baton.cli.terminal.answering import message_fields
-from baton.cli.terminal.asking import ask
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.output import console, counted, print_table
-from baton.runs.access import Access
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
 
@@ -40,11 +39,10 @@ def tree(
     hottest: Annotated[
         int, typer.Option("--hottest", min=0, max=options.UINT32_MAX, metavar="N", help="Prefixes reused most.")
     ] = 5,
+    *,
     model: options.OfModelOption = "",
     timeout_s: options.WaitOption = options.STATUS_TIMEOUT_S,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show which prefixes the router knows to be cached, where, and how much they are used."""
@@ -53,7 +51,7 @@ def tree(
     async def question(client: Client) -> tuple[pb.TreeSummary, list[pb.TreeRun], pb.StatusResponse]:
         return (*await client.tree(wanted, timeout_s), await client.status(timeout_s))
 
-    summary, runs, status = ask(Access(address, None, ca_file, operator_key_file), timeout_s, question)
+    summary, runs, status = router.ask(timeout_s, question)
     if as_json:
         typer.echo(json.dumps({"summary": _summary_fields(summary), "runs": [_run_fields(run) for run in runs]}))
     else:

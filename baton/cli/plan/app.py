@@ -8,13 +8,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from baton.cli.events.options import DEFAULT_NATS_URL, DEFAULT_TIMEOUT_S, NamespaceOption, NatsUrlOption
-from baton.cli.events.session import nats_session, until_stopped
-from baton.cli.lazy_group import lazy_group, plain_app
-from baton.cli.plan.options import PlannerTimeoutOption
+from baton.cli.events.session import AtNats, nats_session, until_stopped
+from baton.cli.lazy_group import lazy_group, options_apart, plain_app
 from baton.cli.plan.show import show_plan
 from baton.cli.terminal.exit_codes import errors_reported
-from baton.cli.terminal.options import JsonOption, OfModelOption
+from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console
 from baton_proto.planner_control import Plan
 from runtime.calls.planner import ask_plan
@@ -25,6 +23,7 @@ app = plain_app(name="plan", cls=lazy_group({"replay": "baton.cli.plan.replay:re
 
 
 @app.callback(invoke_without_command=True)
+@options_apart
 def plan(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Watch and say what a planner would do.")] = False,
@@ -38,10 +37,8 @@ def plan(
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="With --watch: between two looks.")
     ] = 1.0,
-    nats_url: NatsUrlOption = DEFAULT_NATS_URL,
-    namespace: NamespaceOption = "default",
-    model: OfModelOption = "",
-    timeout_s: PlannerTimeoutOption = DEFAULT_TIMEOUT_S,
+    *,
+    at: AtNats,
     as_json: JsonOption = False,
 ) -> None:
     """See what the planner decides and why, and what another policy would."""
@@ -49,12 +46,12 @@ def plan(
         return
     with errors_reported():
         if dry_run:
-            asyncio.run(until_stopped(_advise(nats_url, namespace, model, timeout_s, config, decisions, as_json)))
+            asyncio.run(until_stopped(_advise(at, config, decisions, as_json)))
             return
         if watch:
-            asyncio.run(until_stopped(_watch(nats_url, namespace, model, timeout_s, interval_s, as_json)))
+            asyncio.run(until_stopped(_watch(at, interval_s, as_json)))
             return
-        _print(asyncio.run(_ask(nats_url, namespace, model, timeout_s)), as_json)
+        _print(asyncio.run(_ask(at)), as_json)
 
 
 def _print(answer: Plan, as_json: bool) -> None:
@@ -64,19 +61,19 @@ def _print(answer: Plan, as_json: bool) -> None:
         show_plan(console(), answer)
 
 
-async def _ask(url: str, namespace: str, model: str, timeout_s: float) -> Plan:
-    async with nats_session(url, namespace, timeout_s, model) as nats:
-        return await ask_plan(nats, timeout_s)
+async def _ask(at: AtNats) -> Plan:
+    async with at.session() as nats:
+        return await ask_plan(nats, at.timeout_s)
 
 
-async def _watch(url: str, namespace: str, model: str, timeout_s: float, interval_s: float, as_json: bool) -> None:
+async def _watch(at: AtNats, interval_s: float, as_json: bool) -> None:
     """A terminal shows what is true now; a pipe gets each decision once. A planner that ends is waited for."""
     live = sys.stdout.isatty() and not as_json
     seen, last = False, None
-    async with nats_session(url, namespace, timeout_s, model) as nats:
+    async with at.session() as nats:
         while True:
             try:
-                answer = await ask_plan(nats, timeout_s)
+                answer = await ask_plan(nats, at.timeout_s)
                 decided = (answer.observation, answer.target, answer.holds, answer.problem)
                 if live:
                     console().clear()
@@ -90,12 +87,11 @@ async def _watch(url: str, namespace: str, model: str, timeout_s: float, interva
             await asyncio.sleep(interval_s)
 
 
-async def _advise(
-    url: str, namespace: str, model: str, timeout_s: float, config: Path | None, decisions: int | None, as_json: bool
-) -> None:
+async def _advise(at: AtNats, config: Path | None, decisions: int | None, as_json: bool) -> None:
     from baton.cli.plan.advise import advise  # here, because it imports the planner and numpy
 
     wanted = load_config(config)
-    of_several = model if wanted.models else ""
-    async with nats_session(url, namespace, timeout_s, None if wanted.models else model) as nats:
+    of_several = at.model if wanted.models else ""
+    whose = None if wanted.models else at.model
+    async with nats_session(at.nats_url, at.namespace, at.timeout_s, whose) as nats:
         await advise(nats, wanted, decisions, as_json, of_several)

@@ -1,19 +1,65 @@
-"""One request for text: its answer goes to stdout as it comes, or as JSON at the end."""
+"""One request for text: how a command says it, and its answer, which goes to stdout as it comes, or as JSON."""
 
 import asyncio
 import json
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, cast
 
 import typer
 from google.protobuf.json_format import MessageToDict
 
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
+from baton.cli.terminal.options import UINT32_MAX, UINT64_MAX, AddressOption, ApiKeyFileOption, CaFileOption
 from baton.client.async_client import AsyncClient
 from baton.client.request import Options, Prompt
 from baton.runs.access import Access
 from runtime.calls.answer import Answer
 from runtime.errors import BatonError, DeadlineError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer's tokens are chosen."""
+
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", metavar="T", help="0 is greedy. [default: 1.0]")
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, max=UINT32_MAX, metavar="N", help="Longest answer.")
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="P", help="Sample from the most likely tokens of this mass.")
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=0, max=UINT32_MAX, metavar="K", help="Sample from the K most likely; 0 is all."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=UINT64_MAX, metavar="N", help="The same seed gives the same text."),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+    ] = None
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
+    ] = ""
+
+    def options(self) -> Options:
+        return cast("Options", vars(self))
+
+
+@dataclass(frozen=True)
+class UsersRouter:
+    """How a command that asks for text reaches the service."""
+
+    address: AddressOption = ""  # see runs/places.py
+    api_key_file: ApiKeyFileOption = None
+    ca_file: CaFileOption = None
+
+    @property
+    def access(self) -> Access:
+        return Access(self.address, self.api_key_file, self.ca_file)
 
 
 def answer(

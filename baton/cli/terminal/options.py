@@ -1,4 +1,5 @@
-"""Options that several commands take, with one wording each."""
+"""Options that several commands take, with one wording each. Those that belong together are the fields of a dataclass,
+which a command takes as one parameter; lazy_group.py makes options of them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -57,31 +58,8 @@ DrainTimeoutOption = Annotated[
         "--drain-timeout", min=0.1, max=86400.0, metavar="SECONDS", help="For requests in flight, and again for peers."
     ),
 ]
-ModelOption = Annotated[
-    str, typer.Option("--model", metavar="NAME", show_default=False, help="Of the model. [default: the one served]")
-]
 OfModelOption = Annotated[
     str, typer.Option("--model", metavar="NAME", show_default=False, help="The model, where several are served.")
 ]
-TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", "-t", metavar="T", help="0 is greedy. [default: 1.0]")
-]
-MaxTokensOption = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, max=UINT32_MAX, metavar="N", help="Longest answer.")
-]
-TopPOption = Annotated[
-    float | None, typer.Option("--top-p", metavar="P", help="Sample from the most likely tokens of this mass.")
-]
-TopKOption = Annotated[
-    int | None,
-    typer.Option("--top-k", min=0, max=UINT32_MAX, metavar="K", help="Sample from the K most likely; 0 is all."),
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, max=UINT64_MAX, metavar="N", help="The same seed gives the same text.")
-]
-StopOption = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
-]
 
-DEFAULT_ADDRESS = ""  # see runs/places.py
 STATUS_TIMEOUT_S = 10.0

@@ -11,11 +11,11 @@ import typer
 
 from baton.cli.events.session import nats_session
 from baton.cli.terminal import options
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerSleep
-from baton.runs.access import Access
 from baton.runs.run_file import run_at
 from baton_proto.planner import PREFILL
 from baton_proto.planner_control import Plan
@@ -41,18 +41,16 @@ def sleep(
         int, typer.Option(min=1, max=2, help="1 keeps the weights in host memory, 2 drops them and reads them again.")
     ] = 1,
     drain_timeout: options.DrainTimeoutOption = 30.0,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    *,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Drain a worker and give its memory back: weights and KV."""
     _check(worker, everyone, model)
-    access = Access(address, None, ca_file, operator_key_file)
 
     async def work() -> Outcomes:
-        wish = await _planners_wish(access.place, worker, model)
-        async with AsyncClient.through(access) as client:
+        wish = await _planners_wish(router.access.place, worker, model)
+        async with AsyncClient.through(router.access) as client:
             if worker is None:
                 outcomes = await client.sleep_all(level, drain_timeout, model)
             else:
@@ -69,20 +67,18 @@ def wake(
     everyone: AllOption = False,
     model: ModelOption = "",
     tags: Annotated[str, typer.Option(metavar="TAG,TAG", help=f"{', '.join(TAGS)}. [default: both]")] = "",
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    *,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Take a sleeping worker's memory again; it serves when all of it is there."""
     _check(worker, everyone, model)
-    access = Access(address, None, ca_file, operator_key_file)
     wanted = [tag for tag in tags.split(",") if tag]
     if strange := [tag for tag in wanted if tag not in TAGS]:
         raise typer.BadParameter(f"{strange[0]!r} is none of {', '.join(TAGS)}", param_hint="--tags")
 
     async def work() -> Outcomes:
-        async with AsyncClient.through(access) as client:
+        async with AsyncClient.through(router.access) as client:
             if worker is None:
                 return await client.wake_all(wanted, model)
             return {worker: await client.wake(worker, wanted)}

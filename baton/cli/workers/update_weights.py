@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from baton.cli.terminal import options
+from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported
 from baton.cli.terminal.output import console
 from baton.client.async_client import AsyncClient
 from baton.client.service_status import WorkerWeights
-from baton.runs.access import Access
 
 
 def update_weights(
@@ -27,18 +27,16 @@ def update_weights(
         str, typer.Option(metavar="NAME", show_default=False, help="Whose weights, where several models are served.")
     ] = "",
     drain_timeout: options.DrainTimeoutOption = 30.0,
-    address: options.AddressOption = options.DEFAULT_ADDRESS,
-    operator_key_file: options.OperatorKeyFileOption = None,
-    ca_file: options.CaFileOption = None,
+    *,
+    router: OperatorsRouter,
     as_json: options.JsonOption = False,
 ) -> None:
     """Replace the weights of running workers: drain, read, forget cached prefixes, serve again."""
     if bool(worker) == everyone:
         raise typer.BadParameter("name one worker, or all of them with --all", param_hint="--worker")
-    access = Access(address, None, ca_file, operator_key_file)
 
     async def work() -> list[WorkerWeights]:
-        async with AsyncClient.through(access) as client:
+        async with AsyncClient.through(router.access) as client:
             return await client.update_weights(model, worker, drain_timeout, served_model)
 
     with errors_reported():
