@@ -21,7 +21,8 @@ from runtime.telemetry.logging import configure_logging
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
 from worker.engines.table import build_worker_engine, engine_elsewhere
-from worker.process import RoleFactory, announce_ready, serve_worker, serve_workers, shared_parts
+from worker.process import announce_ready, serve_worker, serve_workers, shared_parts
+from worker.worker import Worker
 
 START_SHARE: Final = 0.8  # of the time that a worker's start may take, for its engine elsewhere to appear
 RETRY_S: Final = 1.0
@@ -29,7 +30,7 @@ RETRY_S: Final = 1.0
 log = structlog.get_logger()
 
 
-def main(build_role: RoleFactory, adapted: Callable[[ServingConfig], ServingConfig] = lambda config: config) -> None:
+def main(build_role: type[Worker], adapted: Callable[[ServingConfig], ServingConfig] = lambda config: config) -> None:
     """The process of one worker. `adapted`: its configuration as the role takes it."""
     arguments = parse_arguments(f"{build_role.name}_worker")
     try:
@@ -40,7 +41,7 @@ def main(build_role: RoleFactory, adapted: Callable[[ServingConfig], ServingConf
         raise SystemExit(f"{arguments.worker_id}: {error}") from None
 
 
-async def run_worker(config: ServingConfig, worker_id: str, build_role: RoleFactory) -> None:
+async def run_worker(config: ServingConfig, worker_id: str, build_role: type[Worker]) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises ConfigError, ModelError or UnavailableError."""
     stop = stop_signal()
     external = config.external_worker(worker_id)
@@ -60,7 +61,7 @@ class Lives:
         self,
         config: ServingConfig,
         worker_id: str,
-        build_role: RoleFactory,
+        build_role: type[Worker],
         engine: EngineElsewhere,
         stop: StopSignal,
     ) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -32,10 +32,10 @@ from runtime.security.keys import Keys, check_reach, load_keys
 from worker.changes.adapters import load_wanted
 from worker.engines.base import EngineAssembly
 from worker.metrics import MetricsEndpoint, WorkerMetrics
-from worker.requests.role import Role
 from worker.rpc_server import WorkerService
 from worker.runtime import WorkerRuntime
 from worker.stream_server import StreamServer
+from worker.worker import Worker
 
 LOAD_INTERVAL_S = 1.0
 END_GRACE_S = 2.0  # for requests that the end of the drain timeout cut off
@@ -44,14 +44,6 @@ STOP_TIMEOUT_S = 10.0
 FLUSH_POLL_S = 0.02
 
 log = structlog.get_logger()
-
-
-class RoleFactory(Protocol):
-    """The class of a role: PrefillWorker or DecodeWorker."""
-
-    name: str
-
-    def __call__(self, runtime: WorkerRuntime) -> Role: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +80,7 @@ async def shared_parts(config: ServingConfig, name: str) -> AsyncIterator[Shared
 async def serve_worker(
     shared: SharedParts,
     worker_id: str,
-    build_role: RoleFactory,
+    build_role: type[Worker],
     assembly: EngineAssembly,
     stop: StopSignal,
     on_ready: Callable[[WorkerRecord], None],

@@ -24,10 +24,11 @@ from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
 from worker.engines.own import build_engine
-from worker.process import RoleFactory, serve_worker, serve_workers, shared_parts
+from worker.process import serve_worker, serve_workers, shared_parts
+from worker.worker import Worker
 
 THREAD_STACK_BYTES = 256 * 1024  # small: a decode worker has threads for its KV receiver and for each connection
-ROLES: dict[str, RoleFactory] = {"prefill": PrefillWorker, "decode": DecodeWorker}
+ROLES: dict[str, type[Worker]] = {"prefill": PrefillWorker, "decode": DecodeWorker}
 
 log = structlog.get_logger()
 

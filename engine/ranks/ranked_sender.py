@@ -6,20 +6,18 @@ part fails, the others are aborted. engine/ranks/rank_pushes.py is the other ran
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from baton_proto.worker import Grant
 from engine.ranks.rank_commands import (
     AbortPush,
     BeginPush,
     CloseSender,
-    Command,
     CommitPush,
     OpenSender,
     Ship,
     ShippedPiece,
 )
-from engine.ranks.rank_reports import OnPushEnded
+from engine.ranks.ranks import Ranks
 from kvtransfer.prefill_side.push import PushResult
 from kvtransfer.prefill_side.sending import KvPush, KvSender, LayerDone, Piece
 from kvtransfer.slab.slab import Mark
@@ -31,22 +29,10 @@ from runtime.security.cluster_key import ClusterKey
 CLOSE_TIMEOUT_S = 10.0  # twice the longest close of a Sender
 
 
-class RanksOfSender(Protocol):
-    """`engine.ranks.ranks.Ranks`."""
-
-    size: int
-
-    def tell(self, command: Command) -> int: ...
-
-    def wait_done(self, sequence: int, timeout_s: float) -> None: ...
-
-    def listen(self, on_push_ended: OnPushEnded) -> None: ...
-
-
 class RankedPush:
     """Implements `KvPush`. The sender's lock guards `awaited`, `results` and `failure`."""
 
-    def __init__(self, own: KvPush, ranks: RanksOfSender, on_done: Callable[[PushResult], None]) -> None:
+    def __init__(self, own: KvPush, ranks: Ranks, on_done: Callable[[PushResult], None]) -> None:
         """`own`: rank 0's part."""
         self.transfer_id, self.started_s = own.transfer_id, own.started_s
         self.on_done = on_done
@@ -94,7 +80,7 @@ class RankedSender:
         own: KvSender,
         identity: SlabIdentity,
         config: TransferConfig,
-        ranks: RanksOfSender,
+        ranks: Ranks,
         key: ClusterKey | None = None,
     ) -> None:
         """`own`: rank 0's sender, which this object closes."""

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec.structs import asdict, replace
 
@@ -13,11 +12,10 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.pooling import EMBED, GENERATE
 from baton_proto.token_counts import TokenCounts, counts_of
 from router.counters.metrics import RouterMetrics
-from router.index.radix_tree import RadixTree
+from router.index.indexer import Indexer
 from router.requests.admission import AdmissionQueue
 from router.workers.load import LoadLedger
 from router.workers.pool import PooledWorker, WorkerPool
-from runtime.discovery.worker_key import WorkerKey
 
 FROM_LOAD = {*pb.WorkerStatus.DESCRIPTOR.fields_by_name} & {*WorkerLoad.__struct_fields__} - {
     "blocks_total",  # of a worker that has not reported, the record has it
@@ -26,38 +24,12 @@ FROM_LOAD = {*pb.WorkerStatus.DESCRIPTOR.fields_by_name} & {*WorkerLoad.__struct
 """Numbers that are shown as the worker reports them."""
 
 
-class EventView(Protocol):
-    """What status needs of the indexer."""
-
-    batches: int
-    refused_events: int
-    malformed_events: int
-
-    @property
-    def gaps(self) -> int: ...
-
-    @property
-    def snapshots(self) -> int: ...
-
-    @property
-    def tree(self) -> RadixTree: ...
-
-    def batches_of(self, worker: WorkerKey) -> int:
-        """How many of the worker's batches the tree has applied."""
-
-    def last_event_id(self, worker: WorkerKey) -> int:
-        """The id of the worker's last event in the tree; 0: none."""
-
-    def note(self, worker: WorkerKey) -> str:
-        """What an operator should know about the worker's events; empty when all is well."""
-
-
 @dataclass(frozen=True, slots=True)
 class StatusView:
     router_id: str
     pool: WorkerPool
     ledger: LoadLedger
-    events: EventView
+    events: Indexer
     queue: AdmissionQueue
     metrics: RouterMetrics
     namesake: Callable[[str], WorkerRecord | None]  # of a worker: a live process that announces the same name
