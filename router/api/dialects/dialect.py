@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from router.api.http.errors import ErrorAnswer, ErrorBody
+from router.api.http.errors import ErrorAnswer, ErrorBody, openai_form
 from router.api.wishes.sampling_options import Options
 from router.api.wishes.validation import Call, Prompt
 from router.requests.frontend import Frontend
@@ -69,25 +69,22 @@ class Answer:
         raise NotImplementedError
 
 
-class Dialect(Protocol):
+class Dialect:
     """One endpoint for text: how it reads a body, answers and refuses."""
 
-    @property
-    def named_events(self) -> bool:
-        """Events carry the name that their field `type` has. Without names, `[DONE]` ends a stream."""
+    named_events = False
+    """Events carry the name that their field `type` has. Without names, `[DONE]` ends a stream."""
 
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         """Reads a body and checks all that needs no model, on any thread. Raises InvalidRequestError."""
+        raise NotImplementedError
 
     def answer(
-        self,
-        frontend: Frontend,
-        asked: Asked,
-        options: Options,
-        request_id: str,
-        requests: Sequence[GenerateRequest],
+        self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> Answer:
         """`frontend`: the model that was asked for."""
+        raise NotImplementedError
 
     def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
         """The body of a refusal."""
+        return openai_form(status, error, request_id)

@@ -6,7 +6,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.dialects.dialect import Asked
+from router.api.dialects.dialect import Asked, Dialect
 from router.api.dialects.json_body import decode_body
 from router.api.dialects.token_count import count_tokens
 from router.api.dialects.tolerant import tolerant
@@ -25,7 +25,7 @@ DESCRIBED = {
 }
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     named_events = True
 
     def __init__(self, models: Models, _: object) -> None:
@@ -40,12 +40,7 @@ class MessagesDialect:
         return body.asked("messages"), body.options(), [body.chat()]
 
     def answer(
-        self,
-        frontend: Frontend,
-        asked: Asked,
-        options: Options,
-        request_id: str,
-        requests: Sequence[GenerateRequest],
+        self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> MessageAnswer:
         room = requests[0].sampling[0].max_tokens
         usage = MessageUsage(input_tokens=len(requests[0].prompt), output_tokens=0)

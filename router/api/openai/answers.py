@@ -5,9 +5,8 @@ from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
 
-from router.api.dialects.dialect import Answer, Asked
+from router.api.dialects.dialect import Answer, Asked, Dialect
 from router.api.dialects.json_body import decode_body
-from router.api.http.errors import ErrorBody, openai_form
 from router.api.openai.shown_prompt import NO_WISH, PromptWish, ShownPrompt
 from router.api.openai.types import GenerationBody
 from router.api.wishes.sampling_options import Options
@@ -106,10 +105,8 @@ class _Form(Struct, frozen=True):
     told: Told
 
 
-class OpenAIDialect:
+class OpenAIDialect(Dialect):
     """One of the two endpoints, which differ in their types alone."""
-
-    named_events = False
 
     def __init__(self, body: type[GenerationBody], answer: Make, prefix: str) -> None:
         """`prefix`: of the answer's id."""
@@ -128,12 +125,7 @@ class OpenAIDialect:
         return body.asked(body.prompt_field, form, body.add_special_tokens is not False, kept), options, prompts
 
     def answer(
-        self,
-        frontend: Frontend,
-        asked: Asked,
-        options: Options,
-        request_id: str,
-        requests: Sequence[GenerateRequest],
+        self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> Answer:
         created_s = requests[0].draw.created_s
         heading = Heading(f"{self._prefix}-{request_id}", frontend.model, created_s)
@@ -146,9 +138,6 @@ class OpenAIDialect:
             num_choices, "logprobs" in options.given, form.include_usage, lengths, prompts, shown, form.told
         )
         return self._answer(heading, frontend.tokenizer, wanted)
-
-    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
-        return openai_form(status, error, request_id)
 
 
 def _shown(tokenizer: Tokenizer, form: _Form, requests: Sequence[GenerateRequest]) -> Sequence[ShownPrompt]:

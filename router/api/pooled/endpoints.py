@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from router.api.dialects.dialect import Answer, Asked
+from router.api.dialects.dialect import Answer, Asked, Dialect
 from router.api.dialects.json_body import decode_body
 from router.api.dialects.tolerant import tolerant
-from router.api.http.errors import ErrorBody, openai_form
 from router.api.openai.answers import Heading
 from router.api.pooled.types import (
     Body,
@@ -88,9 +87,7 @@ class RerankAnswer(PooledAnswer):
         return Document(pair.document) if isinstance(pair, Pair) and self._body.return_documents else None
 
 
-class PooledDialect:
-    named_events = False
-
+class PooledDialect(Dialect):
     def __init__(self, models: Models, body: type[Body], answer: type[PooledAnswer], prefix: str) -> None:
         """`prefix`: of the answer's id."""
         self._body = body if models.config.unknown_fields == "refuse" else tolerant(body)
@@ -106,9 +103,6 @@ class PooledDialect:
     ) -> PooledAnswer:
         heading = Heading(f"{self._prefix}-{request_id}", frontend.model, requests[0].draw.created_s)
         return self._answer(heading, asked.form, len(requests))
-
-    def error(self, status: int, error: ErrorBody, request_id: str) -> Struct:
-        return openai_form(status, error, request_id)
 
 
 Make = Callable[[Models, object], PooledDialect]

@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from router.api.dialects.dialect import Asked
+from router.api.dialects.dialect import Asked, Dialect
 from router.api.dialects.json_body import NotHereError
 from router.api.dialects.plain_request import enter_tenant
 from router.api.dialects.token_count import count_tokens
@@ -45,7 +45,7 @@ class _Form(Struct, frozen=True):
     kept: Conversation | None  # None: nobody goes on from the response
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     named_events = True
 
     def __init__(self, models: Models, store: ResponseStore) -> None:
@@ -92,12 +92,7 @@ class ResponsesDialect:
         return chat, asked, turns.warnings
 
     def answer(
-        self,
-        frontend: Frontend,
-        asked: Asked,
-        options: Options,
-        request_id: str,
-        requests: Sequence[GenerateRequest],
+        self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> ResponseAnswer:
         form: _Form = asked.form
         sampling = requests[0].sampling[0]
@@ -116,9 +111,6 @@ class ResponsesDialect:
         answer = ResponseAnswer(response, frontend.tokenizer, self._keep, form.called_as)
         finalize(answer, self._store.forget_unanswered, response.id, begun).atexit = False  # it may fail
         return answer
-
-    def error(self, status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
-        return openai_form(status, error, request_id)
 
     async def count(self, http: Request) -> HttpResponse:
         return await count_tokens(self._models, http, "input", self._counted, InputTokens, openai_form)
