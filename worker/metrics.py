@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from prometheus_client import Histogram
 
 from baton_proto.discovery import WorkerLoad
-from engine.interface import Engine
+from engine.interface import Counts, Engine
 from runtime.kv_events.publisher import EventPublisher
 from runtime.telemetry.metrics import ProcessMetrics, Samples
 
@@ -40,6 +41,14 @@ class WorkerMetrics:
         self._transfer_s = endpoint.transfer_s
         endpoint.workers.append(self)
 
+    @property
+    def counts(self) -> Counts:
+        return self.engine.counts()
+
+    @property
+    def num_leases(self) -> int:
+        return self.leases()
+
     def observe(self, load: WorkerLoad, step_ms: Sequence[float] = ()) -> None:
         """Takes the load after a step, or with a report. step_ms: of the steps since the last load; without them the
         load has the last one's."""
@@ -59,74 +68,48 @@ class WorkerMetrics:
         self._transfer_s.labels(*self.labels).observe(seconds)
 
 
-Value = Callable[[WorkerMetrics], float]
-
-GAUGES: dict[str, tuple[str, Value]] = {
-    "requests_running": ("Sequences in the running batch", lambda of: of.load.running),
-    "requests_waiting": ("Sequences that wait for blocks or budget", lambda of: of.load.waiting),
-    "queued_prefill_tokens": ("Prompt tokens not computed yet", lambda of: of.load.queued_prefill_tokens),
-    "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", lambda of: of.load.blocks_used),
-    "kv_blocks_cached": ("KV blocks kept for reuse", lambda of: of.load.blocks_cached),
-    "kv_blocks_capacity": ("KV blocks of the slab", lambda of: of.load.blocks_total),
-    "kv_host_blocks": ("KV blocks in the host tier", lambda of: of.load.host_blocks_used),
-    "kv_blocks_kept": (
-        "KV blocks that requests asked to keep",
-        lambda of: of.engine.counts().blocks_kept,
-    ),
-    "kv_host_blocks_capacity": (
-        "KV blocks that the host tier has room for",
-        lambda of: of.load.host_blocks_total,
-    ),
-    "kv_disk_blocks": ("KV blocks with a copy in the disk tier", lambda of: of.load.disk_blocks_used),
-    "kv_disk_blocks_capacity": (
-        "KV blocks that the disk tier has room for",
-        lambda of: of.load.disk_blocks_total,
-    ),
-    "leases": ("Leases on KV blocks, quarantined ones included", lambda of: of.leases()),
+GAUGES = {  # name -> (what it is, where WorkerMetrics has it)
+    "requests_running": ("Sequences in the running batch", "load.running"),
+    "requests_waiting": ("Sequences that wait for blocks or budget", "load.waiting"),
+    "queued_prefill_tokens": ("Prompt tokens not computed yet", "load.queued_prefill_tokens"),
+    "kv_blocks_used": ("KV blocks referenced by a sequence or a lease", "load.blocks_used"),
+    "kv_blocks_cached": ("KV blocks kept for reuse", "load.blocks_cached"),
+    "kv_blocks_capacity": ("KV blocks of the slab", "load.blocks_total"),
+    "kv_host_blocks": ("KV blocks in the host tier", "load.host_blocks_used"),
+    "kv_blocks_kept": ("KV blocks that requests asked to keep", "counts.blocks_kept"),
+    "kv_host_blocks_capacity": ("KV blocks that the host tier has room for", "load.host_blocks_total"),
+    "kv_disk_blocks": ("KV blocks with a copy in the disk tier", "load.disk_blocks_used"),
+    "kv_disk_blocks_capacity": ("KV blocks that the disk tier has room for", "load.disk_blocks_total"),
+    "leases": ("Leases on KV blocks, quarantined ones included", "num_leases"),
     "event_batches_unacknowledged": (
         "Batches of KV events that JetStream has not confirmed",
-        lambda of: of.publisher.unacknowledged,
+        "publisher.unacknowledged",
     ),
 }
-COUNTERS: dict[str, tuple[str, Value]] = {
-    "requests": ("Requests accepted", lambda of: of.requests),
-    "request_failures": ("Requests that ended in a failure", lambda of: of.failures),
-    "prompt_tokens": ("Prompt tokens computed", lambda of: of.engine.counts().prompt_tokens),
-    "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", lambda of: of.output_tokens),
-    "preemptions": (
-        "Sequences that had to give their blocks to others",
-        lambda of: of.engine.counts().preemptions,
-    ),
-    "drafted_tokens": (
-        "Output tokens guessed before they were computed",
-        lambda of: of.engine.counts().drafted_tokens,
-    ),
-    "accepted_tokens": ("Output tokens guessed right", lambda of: of.engine.counts().accepted_tokens),
+COUNTERS = {
+    "requests": ("Requests accepted", "requests"),
+    "request_failures": ("Requests that ended in a failure", "failures"),
+    "prompt_tokens": ("Prompt tokens computed", "counts.prompt_tokens"),
+    "output_tokens": ("Output tokens, of prompts run elsewhere the first one too", "output_tokens"),
+    "preemptions": ("Sequences that had to give their blocks to others", "counts.preemptions"),
+    "drafted_tokens": ("Output tokens guessed before they were computed", "counts.drafted_tokens"),
+    "accepted_tokens": ("Output tokens guessed right", "counts.accepted_tokens"),
     "kv_blocks_restored": (
         "KV blocks copied back from the host tier instead of being computed",
-        lambda of: of.engine.counts().blocks_restored,
+        "counts.blocks_restored",
     ),
-    "kv_blocks_lowered": (
-        "KV blocks copied to the host tier instead of being forgotten",
-        lambda of: of.engine.counts().blocks_lowered,
-    ),
-    "kv_blocks_read": (
-        "KV blocks read from the disk tier into the host tier",
-        lambda of: of.engine.counts().blocks_read,
-    ),
-    "kv_disk_errors": (
-        "Reads and writes of the disk tier that failed, or found a damaged block",
-        lambda of: of.engine.counts().disk_errors,
-    ),
+    "kv_blocks_lowered": ("KV blocks copied to the host tier instead of being forgotten", "counts.blocks_lowered"),
+    "kv_blocks_read": ("KV blocks read from the disk tier into the host tier", "counts.blocks_read"),
+    "kv_disk_errors": ("Reads and writes of the disk tier that failed, or found a damaged block", "counts.disk_errors"),
     "prefix_collisions": (
         "Looks into the prefix cache that found other tokens under a prefix's hash",
-        lambda of: of.engine.counts().prefix_collisions,
+        "counts.prefix_collisions",
     ),
-    "transfer_failures": ("KV transfers that were not committed", lambda of: of.transfer_failures),
-    "event_batches_published": ("Batches of KV events for the routers", lambda of: of.publisher.last_event_id),
+    "transfer_failures": ("KV transfers that were not committed", "transfer_failures"),
+    "event_batches_published": ("Batches of KV events for the routers", "publisher.last_event_id"),
     "event_batches_dropped": (
         "Those of them that were given up, since NATS was away for too long",
-        lambda of: of.publisher.dropped_batches,
+        "publisher.dropped_batches",
     ),
 }
 
@@ -137,16 +120,16 @@ class MetricsEndpoint(ProcessMetrics):
     def __init__(self) -> None:
         super().__init__()
         self.workers: list[WorkerMetrics] = []
-        for name, (what, value) in GAUGES.items():
-            self.gauge(f"baton_worker_{name}", what, self._of_each(value), *LABELS)
-        for name, (what, value) in COUNTERS.items():
-            self.counter(f"baton_worker_{name}", what, self._of_each(value), *LABELS)
+        for name, (what, where) in GAUGES.items():
+            self.gauge(f"baton_worker_{name}", what, self._of_each(where), *LABELS)
+        for name, (what, where) in COUNTERS.items():
+            self.counter(f"baton_worker_{name}", what, self._of_each(where), *LABELS)
         self.gauge("baton_worker_state", "1 for the state that the worker is in", self._states, *LABELS, "state")
-        for name, what, counts in (
-            ("transfers", "KV transfers that were committed", lambda of: of.transfers),
-            ("transfer_bytes", "KV bytes of committed transfers", lambda of: of.transfer_bytes),
+        for name, what in (
+            ("transfers", "KV transfers that were committed"),
+            ("transfer_bytes", "KV bytes of committed transfers"),
         ):
-            self.counter(f"baton_worker_{name}", what, self._by_transport(counts), *LABELS, "transport")
+            self.counter(f"baton_worker_{name}", what, self._by_transport(name), *LABELS, "transport")
         self.step_s = Histogram(
             "baton_worker_step_duration_seconds",
             "Duration of an engine step",
@@ -162,7 +145,8 @@ class MetricsEndpoint(ProcessMetrics):
             registry=self.registry,
         )
 
-    def _of_each(self, value: Value) -> Callable[[], Samples]:
+    def _of_each(self, where: str) -> Callable[[], Samples]:
+        value = attrgetter(where)
         return lambda: [(worker.labels, value(worker)) for worker in self.workers]
 
     def _states(self) -> Samples:
@@ -170,9 +154,9 @@ class MetricsEndpoint(ProcessMetrics):
             for state in STATES:
                 yield (*worker.labels, state), worker.state == state
 
-    def _by_transport(self, counts: Callable[[WorkerMetrics], Counter[str]]) -> Callable[[], Samples]:
+    def _by_transport(self, name: str) -> Callable[[], Samples]:
         return lambda: [
             ((*worker.labels, transport), count)
             for worker in self.workers
-            for transport, count in list(counts(worker).items())
+            for transport, count in list(getattr(worker, name).items())
         ]
