@@ -44,13 +44,7 @@ def merged(views: Sequence[pb.StatusResponse]) -> pb.StatusResponse:
     others see it otherwise."""
     if len(views) == 1:
         return views[0]
-    whole = pb.StatusResponse()
-    whole.CopyFrom(views[0])
-    del whole.workers[:], whole.routers[:]
-    for view in views[1:]:
-        _add(whole.queue, view.queue, QUEUE)
-        _add(whole.totals, view.totals, TOTALS)
-        whole.queue.oldest_age_s = max(whole.queue.oldest_age_s, view.queue.oldest_age_s)
+    whole = _summed(views, TOTALS)
     whole.routers.extend(sorted(view.router_id for view in views))
     for worker_id in sorted({worker.worker_id for view in views for worker in view.workers}):
         whole.workers.append(_worker(worker_id, views))
@@ -59,20 +53,25 @@ def merged(views: Sequence[pb.StatusResponse]) -> pb.StatusResponse:
 
 def of_models(views: Mapping[str, pb.StatusResponse]) -> pb.StatusResponse:
     """One status of what one router says of each model."""
-    first, *others = views.values()
-    if not others:
-        return first
-    whole = pb.StatusResponse()
-    whole.CopyFrom(first)
-    del whole.workers[:], whole.routers[:]
-    for view in others:
-        _add(whole.queue, view.queue, QUEUE)
-        _add(whole.totals, view.totals, [name for name in view.totals.DESCRIPTOR.fields_by_name if name != "clock_s"])
-        whole.queue.oldest_age_s = max(whole.queue.oldest_age_s, view.queue.oldest_age_s)
+    if len(views) == 1:
+        return next(iter(views.values()))
+    whole = _summed([*views.values()], [name for name in pb.Totals.DESCRIPTOR.fields_by_name if name != "clock_s"])
     whole.routers.extend(sorted({router for view in views.values() for router in view.routers}))
     for model, view in views.items():
         for worker in view.workers:
             whole.workers.add(model=model).MergeFrom(worker)
+    return whole
+
+
+def _summed(views: Sequence[pb.StatusResponse], totals: Sequence[str]) -> pb.StatusResponse:
+    """The first status with the sums of all, and without workers and routers. `totals`: those that are summed."""
+    whole = pb.StatusResponse()
+    whole.CopyFrom(views[0])
+    del whole.workers[:], whole.routers[:]
+    for view in views[1:]:
+        _add(whole.queue, view.queue, QUEUE)
+        _add(whole.totals, view.totals, totals)
+        whole.queue.oldest_age_s = max(whole.queue.oldest_age_s, view.queue.oldest_age_s)
     return whole
 
 
