@@ -11,6 +11,7 @@ from baton_proto.planner import Action, Failure, Observation, WorkerView
 from planner.acting.connector import Connector
 from planner.journal import EffectEnded
 from planner.policy import pace
+from runtime.end_task import end_tasks
 from runtime.errors import BatonError
 
 log = structlog.get_logger()
@@ -68,10 +69,7 @@ class Effects:
 
     async def close(self) -> None:
         """Cancels the tasks. The connector may still complete the effects; the next planner will observe the result."""
-        tasks = [task for _, _, task in self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(task for _, _, task in self._running.values()))
 
     async def _carry_out(self, action: Action) -> None:
         began_s, error = self._clock(), ""

@@ -55,8 +55,7 @@ class LiveObserver:
         self._sampler = asyncio.create_task(self._sample())
 
     async def close(self) -> None:
-        if self._sampler is not None:
-            await end_tasks(self._sampler)
+        await end_tasks(self._sampler)
         await self._workers.close()
 
     async def __call__(self) -> Observation:

@@ -2,7 +2,6 @@
 tenant at a time."""
 
 import asyncio
-import contextlib
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -12,6 +11,7 @@ from router.batches.batch_run import Asking, BatchRun
 from router.batches.folder import BatchFolder, Lease, OpenBatch
 from runtime.end_task import end_tasks
 from runtime.sparing import Sparing
+from runtime.within import happens
 
 SCAN_S: Final = 2.0  # within which a batch of a router that has died, or was asked for elsewhere, is taken up
 CLOSE_S: Final = 5.0  # for the last lines to be written; the leases end with the process
@@ -45,8 +45,7 @@ class Batches:
     async def close(self) -> None:
         """Leaves the batches to other routers, or to the next one. What is in flight is asked for again."""
         self._leaving.set()
-        if self._scanning is not None:
-            await end_tasks(self._scanning)
+        await end_tasks(self._scanning)
         if self._runs:
             await asyncio.wait({run.task for run in self._runs.values()}, timeout=CLOSE_S)
 
@@ -56,9 +55,7 @@ class Batches:
                 await self._take_up()
             except OSError as error:
                 spare(log.warning, "batches stand still", reason=str(error))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SCAN_S):
-                    await self._wake.wait()
+            await happens(self._wake, SCAN_S)
             self._wake.clear()
 
     async def _take_up(self) -> None:

@@ -1,7 +1,6 @@
 """How many lines of batches may be in flight at once: as many as what interactive requests leave of the workers."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 from router.requests.admission import AdmissionQueue
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
+from runtime.within import happens
 
 MAX_LINES: Final = 256  # of all batches of this router
 MAX_BYTES: Final = 64 << 20  # of these lines; one alone may be larger
@@ -35,9 +35,7 @@ class Room:
         async with self._turn:
             while not self._takes(num_bytes):
                 self._left.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._left.wait()
+                await happens(self._left, LOOK_S)
             self._lines += 1
             self._bytes += num_bytes
 

@@ -8,7 +8,6 @@ only.
 """
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from router.requests.drain_rate import DrainRate
 from runtime.errors import OverloadedError
 from runtime.fair_queue import FairQueue
+from runtime.within import happens
 
 # Waiters that are passed over per wake-up. A waiter that no worker can take must not hold up the others (its prompt may
 # need a prefill worker where theirs do not), and a wake-up must not cost a placement for every waiter.
@@ -180,8 +180,7 @@ class AdmissionQueue:
 
     async def wait_empty(self, timeout_s: float) -> int:
         """Returns how many requests are left: 0 as soon as the last one has gone, more when the time is up."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        await happens(self._empty, timeout_s)
         return self._admitted.total()
 
     # --- for tickets and turns ----------------------------------------------------------------------------------------

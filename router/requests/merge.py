@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from router.requests.spread import Spread
+from runtime.end_task import end_tasks
 
 MAX_WAITING = 64  # items that are not taken yet, before the streams have to wait
 
@@ -43,6 +44,4 @@ async def merge(
             else:
                 yield arrived
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await end_tasks(*pumps)

@@ -6,7 +6,6 @@ reaches the snapshot's event id. If the tree was past that event already, the wo
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,9 @@ from baton_proto.worker import SnapshotChunk
 from router.index.followed_worker import FetchSnapshot
 from router.index.indexer import Indexer
 from runtime.discovery.worker_key import WorkerKey
+from runtime.end_task import end_tasks
 from runtime.errors import WorkerLostError
+from runtime.within import happens
 
 AT_ONCE: Final = 4  # workers compared at the same time
 CATCH_UP_S: Final = 2.0  # the tree's time to reach the snapshot's event before the worker is asked again
@@ -66,9 +67,7 @@ class TreeDiff:
             for task in tasks:
                 yield await task
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _one(self, key: WorkerKey, until_s: float, max_blocks: int) -> pb.WorkerDiff:
         compared = _Compared(key)
@@ -100,9 +99,7 @@ class TreeDiff:
             if before is not None and before > event_id and indexer.contained(key) == before:
                 return list(indexer.tree.dump(key)), before  # the tree has events that the worker never published
             compared.last_problem = f"event {event_id} has not reached the tree"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CATCH_UP_S):
-                    await follower.caught.wait()
+            await happens(follower.caught, CATCH_UP_S)
         if follower.runs is None and follower.caught.is_set():
             compared.last_problem = "its events go on too fast to compare"
         return follower.runs, event_id

@@ -18,9 +18,11 @@ from baton_proto.routers.charges import MAJOR, ChargeReport, WorkerCharge, decod
 from router.workers.account import NOTHING, Totals
 from router.workers.load import LoadLedger
 from runtime.discovery.worker_key import WorkerKey, new_incarnation
+from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import charges_subject
+from runtime.within import happens
 
 # Between two messages of one router: less than a prompt takes, so that routers do not herd for longer, and at most 200
 # small messages a second.
@@ -100,9 +102,7 @@ class ChargeSharing:
         self._task = asyncio.create_task(self._run(), name="charge sharing")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await end_tasks(self._task)
         await self._publish({}, full=True, leaving=True)
         with contextlib.suppress(*NATS_ERRORS):
             await self._nats.flush()
@@ -110,9 +110,7 @@ class ChargeSharing:
     async def _run(self) -> None:
         said_all_s = 0.0
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._sign_of_life_s):
-                    await self._news.wait()
+            await happens(self._news, self._sign_of_life_s)
             self._news.clear()
             self.others.expire()
             now = time.monotonic()

@@ -76,8 +76,7 @@ class Waking:
         return AsleepError(problem, self.retry_after_s)
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
+        await end_tasks(self._task)
 
     async def _wake(self) -> None:
         began_s = time.monotonic()

@@ -33,6 +33,7 @@ from runtime.nats.library import StorageType, StreamConfig
 from runtime.nats.skipped import skipped
 from runtime.nats.subjects import worker_of, workers_key, workers_stream
 from runtime.silence import Silence
+from runtime.within import happens
 
 TTL_S: Final = 4.0  # of a silent worker: three of its heartbeats may be lost, or late
 HEARTBEAT_S: Final = TTL_S / 4
@@ -99,8 +100,7 @@ class Announcer:
     async def _heartbeats(self) -> None:
         written = True
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._heartbeat_s if written else RETRY_S)
+            await happens(self._wake, self._heartbeat_s if written else RETRY_S)
             self._wake.clear()
             written = await self._write()
 
@@ -210,8 +210,7 @@ class Directory:
             raise DeadlineError("the wait for workers", timeout_s) from error
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
+        await end_tasks(self._task)
 
     async def _read_bucket(self) -> None:
         stream = workers_stream(self._nats.namespace)

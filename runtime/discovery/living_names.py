@@ -9,6 +9,7 @@ import structlog
 from runtime.discovery.directory import KV_OPERATION, TTL_S, Directory
 from runtime.nats.client import NATS_ERRORS, NatsClient
 from runtime.nats.subjects import ask_subject, worker_of, workers_key
+from runtime.within import happens
 
 ANSWER_S = 0.5
 
@@ -40,8 +41,7 @@ async def living_names(nats: NatsClient, names: Set[str], ttl_s: float = TTL_S) 
     try:
         if found := (directory.workers.keys() | directory.foreign.keys()) & names:
             log.info("waiting for a heartbeat of who has these names", workers=sorted(found), timeout_s=ttl_s)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(heard.wait(), ttl_s)
+            await happens(heard, ttl_s)
         return (directory.workers.keys() | directory.foreign.keys()) & names if heard.is_set() else set()
     finally:
         await nats.unsubscribe(subscription)

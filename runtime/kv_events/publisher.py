@@ -19,6 +19,7 @@ from runtime.end_task import end_tasks
 from runtime.nats.client import NATS_ERRORS, NO_STORAGE, NatsClient
 from runtime.nats.library import PubAck, StorageType, StreamConfig, nats_errors
 from runtime.nats.subjects import kv_events_stream, kv_events_subject
+from runtime.within import happens
 
 MAX_AGE_S = 3600.0
 MAX_STREAM_BYTES = 256 * 1024 * 1024
@@ -123,11 +124,7 @@ class EventPublisher:
     async def flush(self, timeout_s: float) -> bool:
         """Waits until JetStream has everything; False when the time is up first."""
         self.pack()
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return await happens(self._idle, timeout_s)
 
     async def close(self) -> None:
         """Waits up to CLOSE_TIMEOUT_S for batches on their way, then stops."""
