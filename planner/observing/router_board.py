@@ -5,19 +5,16 @@ nothing. An interval's length is measured by the routers' own clocks.
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from baton_proto.planner import Interval, LoadSample, Queue
 from baton_proto.routers.router_report import RouterReport, RouterTotals, decode_router_report, percentile_ms
 from baton_proto.token_counts import TokenCounts
 from runtime.nats.client import NatsClient
-from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject
+from runtime.within import happens
 
 SILENT_S = 5.0  # a router silent for longer is left out of the sums
 
@@ -41,12 +38,13 @@ class RouterBoard:
         self._news = asyncio.Event()
 
     async def start(self) -> None:
-        await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
+        await self._nats.hear(
+            router_subject(self._nats.namespace), "router report", decode_router_report, self._receive
+        )
 
     async def wait_for_news(self, timeout_s: float) -> None:
         """Returns when a report has come since the last call, at the latest after `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+        await happens(self._news, timeout_s)
         self._news.clear()
 
     def age_s(self) -> float | None:
@@ -101,12 +99,7 @@ class RouterBoard:
         since_s = time.monotonic() - SILENT_S
         return [heard for heard in self._routers.values() if heard.at_s >= since_s and not heard.last.leaving]
 
-    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            report = decode_router_report(payload)
-        except msgspec.DecodeError as error:
-            skipped("router report", subject, error)
-            return
+    def _receive(self, report: RouterReport) -> None:
         self._heard_s = now_s = time.monotonic()
         heard = self._routers.get((report.router_id, report.incarnation))
         if heard is None:

@@ -5,7 +5,7 @@ within INTERVAL_S. A router that starts asks the others for what is left. Event 
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
 from typing import Final
 
 import msgspec
@@ -16,7 +16,6 @@ from router.siblings import Siblings
 from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
 from runtime.nats.client import NatsClient
-from runtime.nats.skipped import skipped
 from runtime.nats.subjects import rates_subject
 
 INTERVAL_S: Final = 0.1
@@ -99,14 +98,14 @@ class LimitSharing:
             return encode_rates(self._all.report(full=True))
 
         await self._siblings.answer(QUESTION, answer)
-        await self._nats.subscribe(rates_subject(self._nats.namespace), self._receive)
+        await self._nats.hear(rates_subject(self._nats.namespace), "rate report", decode_rates, self._all.apply)
         for told in await self._siblings.ask(QUESTION):
-            self._receive(QUESTION, told, {})
+            with contextlib.suppress(msgspec.DecodeError):  # another release's
+                self._all.apply(decode_rates(told))
         self._task = asyncio.create_task(self._run(), name="limit sharing")
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -118,9 +117,3 @@ class LimitSharing:
     def _changed(self, key: str) -> None:
         self._all.note(key)
         self._news.set()
-
-    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            self._all.apply(decode_rates(payload))
-        except msgspec.DecodeError as error:
-            skipped("rate report", subject, error)

@@ -6,19 +6,17 @@ silent without leaving stays listed for SILENT_ROUTER_S, so that Prometheus sees
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import groupby
 
-import msgspec
 from msgspec import Struct
 
 from baton_proto.discovery import WorkerRecord
-from baton_proto.routers.router_report import decode_router_report
+from baton_proto.routers.router_report import RouterReport, decode_router_report
 from runtime.calls.planner import ask_plan
 from runtime.discovery.directory import Directory
 from runtime.errors import BatonError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
-from runtime.nats.skipped import skipped
 from runtime.nats.subjects import router_subject
 
 PLANNER_TIMEOUT_S = 1.0
@@ -50,7 +48,9 @@ class ScrapeTargets:
         self._planner = ""  # its address; empty: no planner runs
 
     async def start(self) -> None:
-        await self._nats.subscribe(router_subject(self._nats.namespace), self._receive)
+        await self._nats.hear(
+            router_subject(self._nats.namespace), "router report", decode_router_report, self._receive
+        )
 
     async def targets(self) -> list[Target]:
         self._planner = await self._ask_planner()
@@ -92,12 +92,7 @@ class ScrapeTargets:
             since_s = time.monotonic() - SILENT_ROUTER_S
             self._routers = {name: heard for name, heard in self._routers.items() if heard[1] >= since_s}
 
-    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            report = decode_router_report(payload)
-        except msgspec.DecodeError as error:
-            skipped("router report", subject, error)
-            return
+    def _receive(self, report: RouterReport) -> None:
         if report.leaving:
             self._routers.pop(report.router_id, None)
         elif report.metrics_address:

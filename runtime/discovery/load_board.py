@@ -7,7 +7,6 @@ import msgspec
 
 from baton_proto.discovery import LoadReport, decode_load_report
 from runtime.nats.client import NatsClient
-from runtime.nats.skipped import skipped
 from runtime.nats.subjects import load_subject
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,17 +35,12 @@ class LoadBoard:
         self._callbacks.append(callback)
 
     async def start(self) -> None:
-        await self._nats.subscribe(load_subject(self._nats.namespace), self._receive)
+        await self._nats.hear(load_subject(self._nats.namespace), "load report", decode_load_report, self._receive)
 
     def discard(self, worker_id: str) -> None:
         self._reports.pop(worker_id, None)
 
-    def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            report = decode_load_report(payload)
-        except msgspec.DecodeError as error:
-            skipped("load report", subject, error)
-            return
+    def _receive(self, report: LoadReport) -> None:
         self._reports[report.worker_id] = report
         for callback in self._callbacks:
             callback(report)

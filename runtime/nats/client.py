@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import msgspec
 import structlog
 
 from runtime.end_task import end_tasks
@@ -29,6 +30,7 @@ from runtime.nats.library import (
     js_errors,
     nats_errors,
 )
+from runtime.nats.skipped import skipped
 from runtime.security.nats_login import NO_LOGIN, TLS_SCHEME, NatsLogin, each_url, split_url
 
 if TYPE_CHECKING:
@@ -141,6 +143,20 @@ class NatsClient:
                 log.exception("message handler failed", subject=message.subject)
 
         return await self._client.subscribe(subject, cb=receive)
+
+    async def hear(self, subject: str, what: str, decode: Callable[[bytes], T], handler: Callable[[T], None]) -> None:
+        """Calls `handler` with each message on `subject`, decoded. One that is malformed, or of another version, is
+        skipped; `what` names it in the log."""
+
+        def receive(place: str, payload: bytes, headers: dict[str, str]) -> None:
+            try:
+                message = decode(payload)
+            except msgspec.DecodeError as error:
+                skipped(what, place, error)
+            else:
+                handler(message)
+
+        await self.subscribe(subject, receive)
 
     async def answer(self, subject: str, handler: Callable[[bytes], Coroutine[Any, Any, bytes | None]]) -> Subscription:
         """Answers each question on `subject` with the result of `handler`, one after the other, also after outages.
