@@ -60,7 +60,7 @@ async def _tail(nats: NatsClient, num_events: int, as_json: bool) -> None:
 
 async def _record(nats: NatsClient, num_events: int, path: Path) -> None:
     with _measured("record", num_events), RecordingWriter(path, nats.namespace) as writer:
-        recorder = Recorder(nats, writer, TTL_S, TIMEOUT_S)
+        recorder = Recorder(nats, writer, TIMEOUT_S)
         await recorder.start(1)
         await recorder.catch_up()
         await recorder.close()

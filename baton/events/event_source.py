@@ -8,23 +8,20 @@ import os
 
 from baton_proto.discovery import EVENTS_ROLE, MAJOR, LoadReport, WorkerLoad, WorkerRecord
 from baton_proto.kv_events import KvEvent
-from runtime.discovery.directory import TTL_S, Announcer
+from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation
 from runtime.end_task import end_tasks
 from runtime.errors import UnavailableError
 from runtime.kv_events.publisher import EventPublisher
-from runtime.nats.client import NATS_ERRORS, NatsClient
-from runtime.nats.library import js_errors
-from runtime.nats.subjects import workers_stream
+from runtime.nats.client import NatsClient
 
 LOAD_INTERVAL_S = 1.0
-HEARTBEATS_PER_TTL = 4
 UNACKNOWLEDGED_LIMIT = 2000  # batches that JetStream has not stored yet; beyond that `drain` waits
 
 
 class EventSource:
-    def __init__(self, nats: NatsClient, worker_id: str, model: str, block_size: int, ttl_s: float) -> None:
+    def __init__(self, nats: NatsClient, worker_id: str, model: str, block_size: int) -> None:
         self.worker_id = worker_id
         self.incarnation = new_incarnation()
         self._nats = nats
@@ -44,7 +41,7 @@ class EventSource:
             max_model_len=0,
             pid=os.getpid(),
         )
-        self._announcer = Announcer(nats, record, ttl_s / HEARTBEATS_PER_TTL, ttl_s)
+        self._announcer = Announcer(nats, record)
         self._reports: asyncio.Task[None] | None = None
 
     @property
@@ -70,8 +67,7 @@ class EventSource:
 
     async def close(self) -> None:
         """The worker leaves, and its blocks disappear from the routers."""
-        if self._reports is not None:
-            await end_tasks(self._reports)
+        await end_tasks(self._reports)
         await self._publisher.close()
         await self._announcer.withdraw()
 
@@ -82,14 +78,3 @@ class EventSource:
             report = LoadReport(version=MAJOR, worker_id=self.worker_id, incarnation=self.incarnation, load=load)
             await publish_load(self._nats, report)
             await asyncio.sleep(LOAD_INTERVAL_S)
-
-
-async def discovery_ttl_s(nats: NatsClient) -> float:
-    """The time to live of the cluster's records, which an announcement must not change. Raises UnavailableError."""
-    try:
-        config = (await nats.jetstream.stream_info(workers_stream(nats.namespace))).config
-    except js_errors.NotFoundError:
-        return TTL_S  # an empty NATS
-    except NATS_ERRORS as error:
-        raise UnavailableError(f"NATS does not answer: {error}") from error
-    return config.max_age or TTL_S

@@ -46,10 +46,10 @@ class WorkerLag:
 class LagMonitor:
     """`window_s`: the span of time before now in which rates are counted and gaps are looked for."""
 
-    def __init__(self, nats: NatsClient, window_s: float, ttl_s: float) -> None:
+    def __init__(self, nats: NatsClient, window_s: float) -> None:
         self._nats = nats
         self._window_s = window_s
-        self._directory = Directory(nats, ttl_s)
+        self._directory = Directory(nats)
         self._loads = LoadBoard(nats)
         self._log = EventLog(nats)
         self._seen: dict[str, _Seen] = {}

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 class Recorder:
     def __init__(
-        self, nats: NatsClient, writer: RecordingWriter, ttl_s: float, timeout_s: float, key: ClusterKey | None = None
+        self, nats: NatsClient, writer: RecordingWriter, timeout_s: float, key: ClusterKey | None = None
     ) -> None:
         """`key`: to be shown to workers that are asked for their blocks."""
         self._key = key
@@ -36,7 +36,7 @@ class Recorder:
         self._writer = writer
         self._timeout_s = timeout_s
         self._log = EventLog(nats)
-        self._directory = Directory(nats, ttl_s)
+        self._directory = Directory(nats)
         self._directory.on_change(self._write_change)
         self._workers: set[WorkerKey] = set()
         self._begun: set[WorkerKey] = set()  # their first batch or their base is written

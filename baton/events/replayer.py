@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from baton.events.event_source import EventSource, discovery_ttl_s
+from baton.events.event_source import EventSource
 from baton.events.recording import Announced, Base, Batch, Frame, Left, Recording
 from baton_proto.kv_events import MAJOR, KvEventBatch
 from runtime.discovery.directory import Directory
@@ -36,14 +36,12 @@ class Replayer:
         self._pace = _Pace(speed) if speed is not None else None
         self._prefix = prefix
         self._timeout_s = timeout_s
-        self._ttl_s = 0.0
         self._feeds: dict[WorkerKey, StoredFeed] = {}
         self._models: dict[str, tuple[str, int]] = {}  # model and block size by worker id
 
     async def run(self) -> None:
         """Returns when all events are stored; the workers stay until `close`. Raises ConfigError when a live worker
         has the name of a recorded one, UnavailableError when NATS does not take the events."""
-        self._ttl_s = await discovery_ttl_s(self._nats)
         taken = await self._live_workers()
         for frame in self._recording.frames():
             await self._replay(frame, taken)
@@ -107,7 +105,7 @@ class Replayer:
         for other in [other for other in self.workers if other[0] == key[0]]:
             await self._end(other)  # this one replaces it
         model, block_size = self._models.get(key[0], ("", 0))
-        source = self.workers[key] = EventSource(self._nats, name, model, block_size, self._ttl_s)
+        source = self.workers[key] = EventSource(self._nats, name, model, block_size)
         self._feeds[key] = StoredFeed()
         await source.start(self._timeout_s)
         return source
@@ -120,7 +118,7 @@ class Replayer:
             await source.close()
 
     async def _live_workers(self) -> frozenset[str]:
-        directory = Directory(self._nats, self._ttl_s)
+        directory = Directory(self._nats)
         await directory.start()
         await directory.close()
         return frozenset(directory.workers)

@@ -54,7 +54,7 @@ async def test_a_recorded_service_replays_as_its_workers_hold_it(tiny_model: Pat
         key = service.supervisor.keys.cluster
         await ask(service, *prompts[:6])
         with RecordingWriter(tmp_path / "events", "default") as writer:
-            recorder = Recorder(nats, writer, TTL_S, timeout_s=60, key=key)
+            recorder = Recorder(nats, writer, timeout_s=60, key=key)
             await recorder.start(None)
             await ask(service, *prompts[6:], prompts[0])
             await recorder.catch_up()

@@ -11,7 +11,6 @@ from baton.cli.events import options
 from baton.cli.events.session import AtNats, until_stopped
 from baton.cli.terminal.options import JsonOption
 from baton.cli.terminal.output import console, counted, print_table
-from baton.events.event_source import discovery_ttl_s
 from baton.events.lag import LagMonitor, WorkerLag
 from runtime.errors import DeadlineError, UnavailableError
 from runtime.nats.client import NATS_ERRORS, NatsClient
@@ -49,7 +48,7 @@ def lag(
 
 
 async def _report_once(nats: NatsClient, window_s: float, as_json: bool, timeout_s: float) -> None:
-    monitor = LagMonitor(nats, window_s, await discovery_ttl_s(nats))
+    monitor = LagMonitor(nats, window_s)
     try:
         async with asyncio.timeout(timeout_s):
             await monitor.start(timeout_s / 2)
@@ -62,7 +61,7 @@ async def _report_once(nats: NatsClient, window_s: float, as_json: bool, timeout
 
 
 async def _watch(nats: NatsClient, window_s: float, watch_s: float, as_json: bool, timeout_s: float) -> None:
-    monitor = LagMonitor(nats, window_s, await discovery_ttl_s(nats))
+    monitor = LagMonitor(nats, window_s)
     try:
         await monitor.start(timeout_s)
         while True:

@@ -9,7 +9,6 @@ import typer
 from baton.cli.events import options
 from baton.cli.events.session import AtNats, until_stopped
 from baton.cli.terminal.output import counted, human_bytes
-from baton.events.event_source import discovery_ttl_s
 from baton.events.recorder import Recorder
 from baton.events.recording import RecordingWriter
 from runtime.nats.client import NatsClient
@@ -27,9 +26,8 @@ def record(
     start = options.start_position(since, from_start)
 
     async def work(nats: NatsClient) -> None:
-        ttl_s = await discovery_ttl_s(nats)
         with RecordingWriter(file, nats.namespace) as writer:
-            recorder = Recorder(nats, writer, ttl_s, at.timeout_s, at.keys().cluster)
+            recorder = Recorder(nats, writer, at.timeout_s, at.keys().cluster)
             try:
                 await recorder.start(start)
                 await until_stopped(recorder.run(), for_s, said=f"recording into {file}")

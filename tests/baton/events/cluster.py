@@ -34,7 +34,7 @@ class Workers:
     async def add(self, worker_id: str) -> EventSource:
         if worker_id in self._sources:
             await self._sources.pop(worker_id).close()
-        source = self._sources[worker_id] = EventSource(self._nats, worker_id, "tiny", 16, TTL_S)
+        source = self._sources[worker_id] = EventSource(self._nats, worker_id, "tiny", 16)
         await source.start(5)
         return source
 

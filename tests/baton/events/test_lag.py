@@ -9,11 +9,11 @@ from runtime.discovery.load_board import publish_load
 from runtime.kv_events.publisher import stream_config
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import kv_events_subject
-from tests.baton.events.cluster import TTL_S, Cleared, Workers
+from tests.baton.events.cluster import Cleared, Workers
 
 
 async def lags(nats: NatsClient, window_s: float = 60.0) -> dict[str, WorkerLag]:
-    monitor = LagMonitor(nats, window_s, TTL_S)
+    monitor = LagMonitor(nats, window_s)
     await monitor.start(timeout_s=60)
     await monitor.update()
     await monitor.close()
@@ -41,7 +41,7 @@ async def test_a_healthy_worker_is_not_behind(nats: NatsClient, workers: Workers
 
 async def test_a_worker_that_says_more_than_is_stored_is_behind(nats: NatsClient, workers: Workers) -> None:
     source = await workers.publish("w", [Cleared()])
-    monitor = LagMonitor(nats, 60, TTL_S)
+    monitor = LagMonitor(nats, 60)
     await monitor.start(timeout_s=60)
     await publish_load(
         nats, LoadReport(version=MAJOR, worker_id="w", incarnation=source.incarnation, load=WorkerLoad(last_event_id=4))

@@ -13,13 +13,13 @@ from baton.service.local.nats_server import NatsServer
 from router.index.radix_tree import RadixTree
 from runtime.errors import ConfigError
 from runtime.nats.client import NatsClient, connect
-from tests.baton.events.cluster import TTL_S, Cleared, KvEvent, Removed, Workers, running, stored
+from tests.baton.events.cluster import Cleared, KvEvent, Removed, Workers, running, stored
 from tests.router.indexed_cluster import Cache
 
 
 async def record(nats: NatsClient, path: Path, start: int | None) -> Recorder:
     with RecordingWriter(path, "default") as writer:
-        recorder = Recorder(nats, writer, TTL_S, timeout_s=60)
+        recorder = Recorder(nats, writer, timeout_s=60)
         await recorder.start(start)
         await recorder.catch_up()
         await recorder.close()
@@ -84,7 +84,7 @@ async def test_a_worker_that_started_again_replays_as_its_last_incarnation(
 async def test_a_live_recording_notes_who_comes_and_goes(nats: NatsClient, workers: Workers, tmp_path: Path) -> None:
     first = await workers.publish("w0", [stored([1, 2])])
     with RecordingWriter(tmp_path / "events", "default") as writer:
-        recorder = Recorder(nats, writer, TTL_S, timeout_s=60)
+        recorder = Recorder(nats, writer, timeout_s=60)
         await recorder.start(None)
         second = await workers.publish("w1", [stored([3])], [Cleared()])
         await recorder.catch_up()
