@@ -3,11 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
-from baton_proto.orders import Refusal
 from baton_proto.planner import DECODE, OTHER_ROLE, PREFILL, ROLES, Action, Holds, Observation, Role, WorkerView
 from baton_proto.planner_control import (
     MAJOR,
@@ -27,6 +25,7 @@ from planner.acting.hand import Hand
 from planner.journal import Line, Ordered
 from planner.loop import PlannerLoop
 from planner.policy.observation import counts, gpus_of_role
+from runtime.calls.over_nats import answered
 from runtime.errors import InvalidRequestError
 from runtime.security.proven_orders import ProvenOrders
 from runtime.security.secret import Secret
@@ -55,15 +54,9 @@ class Control:
         self._write = write
 
     async def answer(self, data: bytes) -> bytes:
-        try:
-            body = await self._answer(decode_question(data))
-        except InvalidRequestError as error:
-            body = Refusal(error.field, error.problem)
-        except msgspec.DecodeError as error:
-            body = Refusal("question", str(error))
-        return encode(Answer(MAJOR, body))
+        return encode(Answer(MAJOR, await answered("planner", data, decode_question, self._answer)))
 
-    async def _answer(self, question: Question) -> Plan | Done | Refusal:
+    async def _answer(self, question: Question) -> Plan | Done:
         if not isinstance(question.body, ShowPlan):
             self._check_key(question.body, question.proof)
         match question.body:

@@ -1,6 +1,7 @@
 """Questions and orders to a running planner, over NATS."""
 
-from baton_proto.orders import prove
+from typing import Final
+
 from baton_proto.planner_control import (
     MAJOR,
     Done,
@@ -13,19 +14,23 @@ from baton_proto.planner_control import (
     decode_answer,
     encode,
 )
-from runtime.calls.over_nats import answer_of
-from runtime.errors import ProtocolError
+from runtime.calls.over_nats import Desk
 from runtime.nats.client import NatsClient
 from runtime.nats.subjects import planner_subject
 from runtime.security.secret import Secret
 
+PLANNER: Final = Desk(
+    "planner",
+    planner_subject,
+    "no planner runs in namespace {}; `baton up --planner` starts one",
+    lambda body, proof: encode(Question(MAJOR, body, proof)),
+    decode_answer,
+)
+
 
 async def ask_plan(nats: NatsClient, timeout_s: float) -> Plan:
     """The planner's last decision and the effects in flight. Raises as `tell_planner` does."""
-    answer = await _ask(nats, ShowPlan(), timeout_s)
-    if not isinstance(answer, Plan):
-        raise ProtocolError("planner", "answered something else than its plan")
-    return answer
+    return await PLANNER.ask(nats, ShowPlan(), Plan, timeout_s)
 
 
 async def tell_planner(
@@ -35,17 +40,4 @@ async def tell_planner(
     does not answer, InvalidRequestError when it refuses, ProtocolError when its answer is malformed, and
     NATS_ERRORS."""
     challenge = (await ask_plan(nats, timeout_s)).challenge
-    proof = "" if operator_key is None else prove(operator_key.reveal(), challenge, order)
-    answer = await _ask(nats, order, timeout_s, proof)
-    if not isinstance(answer, Done):
-        raise ProtocolError("planner", "answered something else than what it does")
-    return answer.sentence
-
-
-async def _ask(
-    nats: NatsClient, body: ShowPlan | Scale | Release | Order, timeout_s: float, proof: str = ""
-) -> Plan | Done:
-    question = encode(Question(MAJOR, body, proof))
-    absent = f"no planner runs in namespace {nats.namespace!r}; `baton up --planner` starts one"
-    subject = planner_subject(nats.namespace)
-    return await answer_of("planner", nats, subject, question, decode_answer, timeout_s, absent)
+    return (await PLANNER.order(nats, order, Done, timeout_s, challenge, operator_key)).sentence

@@ -28,6 +28,7 @@ CHANNEL_OPTIONS = [
 ]
 
 Answer = TypeVar("Answer", bound=Struct)
+Done = TypeVar("Done", wire.SleepReport, wire.UpdateReport)
 
 
 class WorkerClient:
@@ -77,10 +78,7 @@ class WorkerClient:
         """One step of new weights, see wire.UpdateRequest. Raises UnavailableError with the worker's reason."""
         request = wire.UpdateRequest(wire.MAJOR, folder, step, timeout_s)
         waits_s = 2 * timeout_s + CALL_TIMEOUT_S if step == "hold" else READ_TIMEOUT_S
-        report = await self._ask(wire.UPDATE, request, waits_s)
-        if report.problem:
-            raise UnavailableError(f"{self._worker_id} {report.problem}")
-        return report
+        return self._done(await self._ask(wire.UPDATE, request, waits_s))
 
     async def adapt(self, name: str, folder: str) -> wire.AdapterReport:
         """Loads or unloads an adapter, see wire.AdapterRequest. Raises UnavailableError with the worker's reason."""
@@ -136,7 +134,7 @@ class WorkerClient:
             raise WorkerLostError(self._worker_id, "sent an answer that cannot be decoded")
         return report
 
-    def _done(self, report: wire.SleepReport) -> wire.SleepReport:
+    def _done(self, report: Done) -> Done:
         if report.problem:
             raise UnavailableError(f"{self._worker_id} {report.problem}")
         return report

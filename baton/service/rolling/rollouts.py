@@ -28,7 +28,6 @@ from baton.service.wanted.configuration import (
     weights_state,
 )
 from baton_proto.decoding import MAX_TEXT
-from baton_proto.orders import Refusal
 from baton_proto.rollout import (
     MAJOR,
     Answer,
@@ -42,6 +41,7 @@ from baton_proto.rollout import (
     decode_question,
     encode,
 )
+from runtime.calls.over_nats import answered
 from runtime.checkpoint.served_model import served_model
 from runtime.config.models import models_of
 from runtime.config.paths import absolute
@@ -92,23 +92,13 @@ class Rollouts:
 
     async def __aexit__(self, *error: object) -> None:
         await self._closing.aclose()
-        if self._task is not None:
-            await end_tasks(self._task)
+        await end_tasks(self._task)
 
     async def _answer(self, data: bytes) -> bytes:
-        body: ServiceView | Planned | Refusal
-        try:
-            question = decode_question(data)
-            body = self._view(question.body) if isinstance(question.body, ShowService) else await self._take(question)
-        except InvalidRequestError as error:
-            body = Refusal(error.field, error.problem)
-        except ConfigError as error:
-            body = Refusal(error.where, error.problem)
-        except BatonError as error:
-            body = Refusal(SUPERVISOR, str(error))
-        except msgspec.DecodeError as error:
-            body = Refusal("question", str(error))
-        return encode(Answer(MAJOR, body))
+        return encode(Answer(MAJOR, await answered(SUPERVISOR, data, decode_question, self._said)))
+
+    async def _said(self, question: Question) -> ServiceView | Planned:
+        return self._view(question.body) if isinstance(question.body, ShowService) else await self._take(question)
 
     def _view(self, asked: ShowService) -> ServiceView:
         supervisor = self._supervisor

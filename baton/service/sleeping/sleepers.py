@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import structlog
 
 from baton.service.planning.budget import gpu_budget
@@ -18,10 +17,10 @@ from baton.service.sleeping.model_workers import ModelWorkers
 from baton.service.supervisor import Supervisor
 from baton.service.telling import Tell
 from baton_proto.decoding import MAX_TEXT
-from baton_proto.orders import Refusal
-from baton_proto.waking import MAJOR, Answer, Outcome, decode_question, encode
+from baton_proto.waking import MAJOR, Answer, Outcome, Question, decode_question, encode
 from planner.journal import JOURNAL_BYTES, Journal, Swapped
 from planner.policy.swap import Swap, Tenant, Wait, make_room
+from runtime.calls.over_nats import answered
 from runtime.checkpoint.served_model import is_mock
 from runtime.config.models import entries_of, models_of
 from runtime.end_task import end_tasks
@@ -81,15 +80,10 @@ class Sleepers:
         return max(awake.total(), places.total())
 
     async def _answer(self, model: ModelWorkers, data: bytes) -> bytes:
-        body: Outcome | Refusal
-        try:
-            body = await self._wake(model, decode_question(data).timeout_s)
-        except msgspec.DecodeError as error:
-            body = Refusal("question", str(error))
-        return encode(Answer(MAJOR, body))
+        return encode(Answer(MAJOR, await answered("supervisor", data, decode_question, partial(self._wake, model))))
 
-    async def _wake(self, model: ModelWorkers, timeout_s: float) -> Outcome:
-        deadline_s, problem = time.monotonic() + timeout_s, "other models wake first"
+    async def _wake(self, model: ModelWorkers, asked: Question) -> Outcome:
+        deadline_s, problem = time.monotonic() + asked.timeout_s, "other models wake first"
         while time.monotonic() < deadline_s:
             async with self._turn:
                 if time.monotonic() >= deadline_s:
