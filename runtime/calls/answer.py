@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
@@ -194,8 +195,14 @@ class Answer:
 
 def plain(kind: type[T], message: Message) -> T:
     """The message as the dataclass `kind`, which has fields of the same names."""
+    return msgspec.convert(message_fields(message), kind, strict=False)  # not strict: inner 64-bit numbers are strings
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """Every field of the message by name, default values included; its own 64-bit numbers stay numbers."""
     fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return msgspec.convert(fields, kind, strict=False)  # not strict: 64-bit numbers are strings in `fields`
+    wide = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+    return fields | {one.name: getattr(message, one.name) for one in message.DESCRIPTOR.fields if one.cpp_type in wide}
 
 
 def _piece(piece: pb.Piece) -> Piece:

@@ -8,11 +8,11 @@ import typer
 from rich.table import Table
 
 from baton.cli.terminal import options
-from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.exit_codes import ExitCode
 from baton.cli.terminal.output import console, print_table
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import message_fields
 
 DIFF_TIMEOUT_S = 30.0
 

@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 
 from baton.cli.terminal import options
-from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.output import console, counted, human_bytes, print_table
 from baton.cli.terminal.token_list import token_ids
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.placement_words import BARRED, LEFT_OUT, REASONS
+from runtime.calls.answer import message_fields
 
 TIERS = ("host", "disk")  # terms that are shown where a candidate has one
 

@@ -10,10 +10,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from baton.cli.terminal import options
-from baton.cli.terminal.answering import message_fields
 from baton.cli.terminal.asking import OperatorsRouter
 from baton.cli.terminal.output import console, counted, print_table
 from baton_proto.generated import inference_pb2 as pb
+from runtime.calls.answer import message_fields
 from runtime.calls.router import Client
 
 OWNERS_SHOWN = 4

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, cast
 
 import typer
-from google.protobuf.json_format import MessageToDict
 
 from baton.cli.terminal.exit_codes import ExitCode, errors_reported, fail
 from baton.cli.terminal.options import UINT32_MAX, UINT64_MAX, AddressOption, ApiKeyFileOption, CaFileOption
@@ -110,16 +109,3 @@ def answer_fields(answer: Answer) -> dict[str, Any]:
     if answer.logprobs:
         fields["logprobs"] = [asdict(token) for token in answer.logprobs]
     return fields
-
-
-def message_fields(message: Any) -> dict[str, Any]:
-    """Every field of a protobuf message by name, default values included; 64-bit numbers stay numbers."""
-    fields: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    wide = [
-        field.name
-        for field in message.DESCRIPTOR.fields
-        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64)
-    ]
-    return fields | {name: getattr(message, name) for name in wide}

@@ -15,6 +15,7 @@ from baton_proto.generated import inference_pb2 as pb
 from router.api.http.json_response import json_response
 from router.api.operators.guard import OperatorsGuard
 from router.views.sleep_control import SleepControl
+from runtime.calls.answer import message_fields
 from runtime.errors import BatonError, InvalidRequestError
 
 Row = dict[str, Any]
@@ -39,7 +40,7 @@ class SleepEndpoints:
             raise InvalidRequestError("level", f"{level[:20]!r} is none of {', '.join(LEVELS)}")
 
         async def sleep(worker: str) -> Row:
-            return _row(await self._control.sleep(pb.SleepRequest(worker_id=worker, level=int(level))))
+            return message_fields(await self._control.sleep(pb.SleepRequest(worker_id=worker, level=int(level))))
 
         return _answer(await self._each(http, sleep))
 
@@ -47,7 +48,7 @@ class SleepEndpoints:
         tags = [tag for given in http.query_params.getlist("tags") for tag in given.split(",") if tag]
 
         async def wake(worker: str) -> Row:
-            return _row(await self._control.wake(pb.WakeRequest(worker_id=worker, tags=tags)))
+            return message_fields(await self._control.wake(pb.WakeRequest(worker_id=worker, tags=tags)))
 
         return _answer(await self._each(http, wake))
 
@@ -73,16 +74,6 @@ class SleepEndpoints:
 
         worker = http.query_params.get("worker")
         return await asyncio.gather(*map(row, self._control.known() if worker is None else [worker]))
-
-
-def _row(response: pb.SleepResponse) -> Row:
-    return {
-        "worker_id": response.worker_id,
-        "state": response.state,
-        "asleep": list(response.asleep),
-        "freed_bytes": response.freed_bytes,
-        "seconds": response.seconds,
-    }
 
 
 def _answer(rows: Sequence[Row], **more: Any) -> Response:
