@@ -1,10 +1,8 @@
 """A worker alone in its process: one life with an engine of its own, or a life each time that a server elsewhere is
 there, each as a new incarnation. A server with several ranks has a worker for each."""
 
-import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -18,6 +16,7 @@ from runtime.errors import BatonError, UnavailableError
 from runtime.processes.collector import calm_collector
 from runtime.processes.serving import StopSignal, print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
+from runtime.within import happens
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
 from worker.engines.table import build_worker_engine, engine_elsewhere
@@ -88,8 +87,7 @@ class Lives:
                     if not self._has_answered and not may_come:
                         self._has_answered = True
                         print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), RETRY_S)
+                await happens(self._stop, RETRY_S)
 
     async def _live(self) -> None:
         """Returns after the drain. Raises what says that the engine is not there, or is lost."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+from runtime.within import happens
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -41,8 +43,4 @@ class InFlight(Generic[K, V]):
 
     async def wait_empty(self, timeout_s: float) -> int:
         """Returns 0 as soon as the last one is gone, or how many are left when the time is up."""
-        try:
-            await asyncio.wait_for(self._empty.wait(), timeout_s)
-        except TimeoutError:
-            return len(self._items)
-        return 0
+        return 0 if await happens(self._empty, timeout_s) else len(self._items)
