@@ -115,6 +115,9 @@ class Adapters(Protocol):
     @property
     def places(self) -> int: ...  # adapters that take part in one step; 0: nobody knows
 
+    def folder(self, name: str) -> str:
+        """That one of `names` was loaded from; empty: nobody knows."""
+
     async def load(self, name: str, folder: str) -> None:
         """Returns when requests may name it. Raises UnavailableError or ModelError, with nothing changed."""
 

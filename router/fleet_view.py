@@ -15,6 +15,7 @@ from router.requests.choice import Parts
 from router.text.tokenizer import Tokenizer
 from router.views.gauges import add_event_gauges, add_queue_gauges, add_sharing_gauges, add_worker_gauges
 from router.views.status import StatusView
+from router.workers.adapter_spread import AdapterSpread
 from router.workers.charge_sharing import ChargeSharing
 from router.workers.load import LoadLedger
 from router.workers.pool import WorkerPool
@@ -38,6 +39,7 @@ class FleetView:
     speeds: StepSpeeds
     hits: PrefixHits
     sharing: ChargeSharing
+    adapters: AdapterSpread
     parts: Parts
 
 
@@ -71,6 +73,7 @@ def fleet_view(
         foreign=lambda: directory.foreign,
         until_asked=waking.until_asked,
     )
+    adapters = AdapterSpread(pool)
     expected, hits = ExpectedPrefixes(), PrefixHits()
     indexer = Indexer(nats, pool.snapshot, expected.stored)
     parts = Parts(
@@ -86,6 +89,7 @@ def fleet_view(
             expected=expected,
             hits=hits,
             targets=config.planner.targets,
+            crowded=adapters.crowded,
         ),
         queue=queue,
         metrics=metrics,
@@ -93,7 +97,7 @@ def fleet_view(
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id)
     speeds = StepSpeeds(ledger, config.step_times)
-    return FleetView(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, parts)
+    return FleetView(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, adapters, parts)
 
 
 async def follow_workers(view: FleetView, closing: AsyncExitStack) -> None:
@@ -115,6 +119,7 @@ async def follow_workers(view: FleetView, closing: AsyncExitStack) -> None:
     view.load_board.on_report(view.speeds.load_report)
     view.load_board.on_report(view.indexer.load_report)  # the indexer also follows workers that the pool does not know
     closing.push_async_callback(pool.close)
+    closing.push_async_callback(view.adapters.close)
     await view.indexer.start()
     closing.push_async_callback(view.indexer.close)
     await view.load_board.start()

@@ -221,6 +221,7 @@ def _record(runtime: WorkerRuntime, rpc_address: str, stream_address: str, metri
         tasks=assembly.limits.tasks,
         dimension=assembly.limits.dimension,
         adapters=assembly.adapter_names,
+        adapter_folders=assembly.adapter_folders,
         adapter_places=0 if assembly.adapters is None else assembly.adapters.places,
         tls=runtime.keys.cluster is not None and runtime.keys.cluster.tls is not None,
     )

@@ -97,7 +97,7 @@ class WorkerRuntime:
         """Tells discovery what may have changed about the engine."""
         if self.announcer is not None:
             note = "; ".join(filter(None, (self.assembly.note(), self.lacks)))
-            await self.announcer.tell(note[:MAX_TEXT], self.assembly.adapter_names)
+            await self.announcer.tell(note[:MAX_TEXT], self.assembly.adapter_names, self.assembly.adapter_folders)
 
     @property
     def load(self) -> WorkerLoad:

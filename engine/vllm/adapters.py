@@ -17,6 +17,7 @@ class VllmAdapters:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._requests: dict[str, Any] = {}  # vLLM's LoRARequest, by name
+        self._folders: dict[str, str] = {}
         self._ids = itertools.count(1)
         self._loads: Counter[str] = Counter()  # of each folder
 
@@ -31,6 +32,9 @@ class VllmAdapters:
     def request(self, name: str) -> Any:
         """What a request for the adapter goes to vLLM with; None for no name. Raises KeyError."""
         return self._requests[name] if name else None
+
+    def folder(self, name: str) -> str:
+        return self._folders[name]
 
     async def load(self, name: str, folder: str) -> None:
         if name in self._requests:
@@ -47,7 +51,7 @@ class VllmAdapters:
             await self._llm.engine_core.add_lora_async(wanted)
         except Exception as error:  # vLLM raises the text of what its core raised
             raise ModelError(name, f"vLLM cannot load {folder}: {error}") from error
-        self._requests[name] = wanted
+        self._requests[name], self._folders[name] = wanted, folder
 
     async def unload(self, name: str) -> None:
         """Requests under way end as they began. vLLM drops the adapter when others need its place."""

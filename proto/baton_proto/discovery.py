@@ -57,6 +57,7 @@ class WorkerRecord(Struct, frozen=True):
     adapters: Annotated[tuple[Name, ...], Rows] = ()  # that requests may name
     process: Name = ""  # see runtime/host.py
     adapter_places: Small = 0  # of these, so many take part in one step; 0: nobody knows
+    adapter_folders: Annotated[tuple[Text, ...], Rows] = ()  # as many as `adapters`; empty where nobody knows it
 
 
 class RecordHead(Struct, frozen=True):

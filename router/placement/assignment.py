@@ -3,7 +3,7 @@ await in between, so that each request sees what the one before was charged."""
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,11 +70,14 @@ class Assigner:
         expected: ExpectedPrefixes | None = None,
         hits: PrefixHits | None = None,
         targets: TargetsConfig = TARGETS,
+        crowded: Callable[[str], None] = lambda adapter: None,
     ) -> None:
+        """`crowded` hears of an adapter whose workers cannot take a request for it now."""
         self._pool = pool
         self._index = index
         self._ledger = ledger
         self._config = config
+        self._crowded = crowded
         self.weights = Weights.of(config.placement, targets)
         self._rng = rng or random.Random()
         self._expected = ExpectedPrefixes() if expected is None else expected
@@ -97,6 +100,8 @@ class Assigner:
         weighing, reused = self._weigh(request, generations, max_tokens, hashes, due_ms, is_dated=is_dated)
         check_in_time(weighing, NO_WORK, due_ms)
         placement = weighing.placement()
+        if request.adapter and (placement is None or not self._pool.has_place(placement.decode, request.adapter)):
+            self._crowded(request.adapter)
         if placement is None:
             return None
         self._hits.count(reused)

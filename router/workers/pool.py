@@ -226,6 +226,10 @@ class WorkerPool:
         """Raises WorkerLostError."""
         return self._worker(key).link
 
+    def has_place(self, key: WorkerKey, adapter: str) -> bool:
+        """See PooledWorker.has_place. Raises WorkerLostError."""
+        return self._worker(key).has_place(adapter)
+
     def has_died(self, key: WorkerKey) -> bool:
         """Whether the worker is gone, or its stream to us has broken."""
         worker = self.workers.get(key[0])

@@ -78,10 +78,11 @@ class Announcer:
         self._record = msgspec.structs.replace(self._record, state=state, model_hash=model_hash)
         await self._write()
 
-    async def tell(self, note: str, adapters: tuple[str, ...]) -> None:
+    async def tell(self, note: str, adapters: tuple[str, ...], folders: tuple[str, ...] = ()) -> None:
         """Written at once where they are others."""
-        if (note, adapters) != (self._record.note, self._record.adapters):
-            self._record = msgspec.structs.replace(self._record, note=note, adapters=adapters)
+        told = msgspec.structs.replace(self._record, note=note, adapters=adapters, adapter_folders=folders)
+        if told != self._record:
+            self._record = told
             await self._write()
 
     async def withdraw(self) -> None:

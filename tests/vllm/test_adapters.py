@@ -52,11 +52,12 @@ async def own_answer(server: VllmServer, model: str, tokens: list[int] = PROMPT)
     return str(said.json()["choices"][0]["text"])
 
 
-async def change(service: Service, verb: str, **body: str) -> tuple[int, Any]:
-    """What an operator asks, at `/v1/load_lora_adapter` or `/v1/unload_lora_adapter`."""
+async def change(service: Service, verb: str, worker: str = "", **body: str) -> tuple[int, Any]:
+    """What an operator asks, at `/v1/load_lora_adapter` or `/v1/unload_lora_adapter`: of all workers, or of one."""
     headers = {"authorization": bearer(service.supervisor.keys.operator[0])}
     async with httpx.AsyncClient(base_url=service.http_url, timeout=PATIENCE_S) as http:
-        said = await http.post(f"/v1/{verb}_lora_adapter", json=body, headers=headers)
+        query = {"worker": worker} if worker else {}
+        said = await http.post(f"/v1/{verb}_lora_adapter", json=body, headers=headers, params=query)
     return said.status_code, said.json()
 
 
@@ -150,6 +151,33 @@ async def test_adapters_of_workers(vllm_python: Path, tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError, match="sql"):
             await answer(client, "sql")
         assert (await answer(client, "base"))[0] == of.right["base"]
+        await client.close()
+
+
+async def test_an_adapter_whose_workers_are_full_is_loaded_by_one_more(vllm_python: Path, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "base", head_dim=32)
+    adapter = str(write_tiny_adapter(tmp_path / "sql", model, seed=0))
+    sections: dict[str, Any] = {
+        "workers": {"engine": "vllm", "python": str(vllm_python), "ready_timeout_s": START_S},
+        "engine": {"block_size": BLOCK, "kv_memory": "64MiB", "max_model_len": 512},
+        "router": {"max_running_per_worker": 1},
+        "vllm": {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK},
+    }
+    async with running_service(model, 0, 2, **sections) as service:
+        client = client_of(service)
+
+        async def have_answered() -> set[str]:
+            return {one.worker_id for one in (await service.client.status()).workers if one.prompt_tokens}
+
+        status, rows = await change(service, "load", "decode-1", lora_name="sql", lora_path=adapter)
+        assert (status, rows) == (200, {"workers": [{"worker_id": "decode-1", "adapters": ["sql"]}]})
+        right, _ = await answer(client, "sql")
+        assert await have_answered() == {"decode-1"}
+        async with asyncio.timeout(PATIENCE_S):
+            while await have_answered() != {"decode-1", "decode-2"}:
+                answers = await asyncio.gather(*(answer(client, "sql") for _ in range(8)))
+                assert {text for text, _ in answers} == {right}
+        assert (await answer(client, "base"))[0] != right
         await client.close()
 
 

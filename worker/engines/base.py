@@ -91,6 +91,10 @@ class EngineAssembly:
         return () if self.adapters is None else tuple(self.adapters.names)
 
     @property
+    def adapter_folders(self) -> tuple[str, ...]:
+        return () if self.adapters is None else tuple(map(self.adapters.folder, self.adapter_names))
+
+    @property
     def model_hash(self) -> str:
         """Names configuration and weights; workers whose hashes differ exchange no KV. Another one after an update."""
         return f"{model_hash(self.files, self.memory)}-{self.layout.dtype}"

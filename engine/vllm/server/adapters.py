@@ -45,6 +45,9 @@ class ServerAdapters:
         """Raises as models_of."""
         self.names = [model.id for model in await models_of(self._server) if model.parent]
 
+    def folder(self, name: str) -> str:
+        return self._folders.get(name, "")
+
     async def load(self, name: str, folder: str) -> None:
         """`folder`: on the server's machine. What was loaded for the worker of another rank is there for all."""
         async with self._lock:
