@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=256)
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--attention", choices=["auto", "triton", "flash"], default="auto")
+    parser.add_argument("--fp8", action="store_true", help="weights of 8 bits")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--profile", action="store_true", help="where the time of a step goes, by kind of kernel")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -191,7 +192,7 @@ def main() -> None:
     flash = resolve_attention(attention, config, device, torch.bfloat16) == "flash"
     gpu = build_on_gpu(
         config,
-        RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),
+        RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device), fp8=arguments.fp8),
         frozenset(),
         dtype="bfloat16",
         block_size=arguments.block_size,
@@ -242,7 +243,8 @@ def _write(
         "profiles": profiles,
     }
     only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
-    name = f"engine-{arguments.model}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
+    bits = "-fp8" if arguments.fp8 else ""
+    name = f"engine-{arguments.model}{bits}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
     write_result(arguments.out / name, document)
 
 

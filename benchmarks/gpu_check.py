@@ -1,11 +1,12 @@
 """Checks the engine on this GPU: kernels, layers and whole answers against references, with fresh random inputs.
 
-    python benchmarks/gpu_check.py [--section kernels,layers,greedy,bfloat16,seeds,backends] [--seed N]
+    python benchmarks/gpu_check.py [--section kernels,layers,greedy,bfloat16,fp8,seeds,backends] [--seed N]
 
 `kernels` runs tests/engine/kernels compiled. `layers` compares hidden states after each layer with transformers in
 float32. `greedy` compares the answers to 64 prompts in mixed batches with prefix hits, chunked prefill, preemption and
 cancellation, with and without CUDA graphs. `bfloat16` compares the error of our bf16 logits with the error of
-transformers' own bf16. Every section runs even when another fails. The table comes last; exit code 1 unless all
+transformers' own bf16. `fp8` compares logits and greedy answers of weights in 8 bits with transformers on the values
+that these stand for. Every section runs even when another fails. The table comes last; exit code 1 unless all
 checks passed.
 """
 
@@ -33,6 +34,7 @@ from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.loading.loaded_model import load_model
 from engine.model.attention import LayerAttention, StepAttention
+from engine.model.fp8_matrix import rounded
 from engine.model.weights import Weights
 from engine.runners.auto import flash_is_available
 from engine.sequences.batch import Batch, ScheduledSequence
@@ -103,6 +105,7 @@ def build(
     max_running: int = 24,
     graphs: bool = True,
     flash: bool = False,
+    fp8: bool = False,
 ) -> tuple[CudaRunner, Engine]:
     config = files.config
     shape = (config.num_layers, num_blocks, config.num_kv_heads, 2, block_size, config.head_dim)
@@ -110,7 +113,7 @@ def build(
     slab = torch.full(shape, stale, dtype=dtype, device=DEVICE)
     runner = build_cuda_runner(
         config,
-        Weights(files.folder, dtype, memory_of(DEVICE)),
+        Weights(files.folder, dtype, memory_of(DEVICE), fp8=fp8, keeps_fp8=fp8),
         slab,
         files.eos_token_ids,
         max_batch_tokens=max_batch_tokens,
@@ -352,6 +355,39 @@ def bfloat16(source: random.Random, folder: Path) -> Iterator[Row]:
             yield "bfloat16", case, ours < 1.3 * theirs, f"error {ours:.2e}, transformers {theirs:.2e}"
 
 
+def fp8(source: random.Random, folder: Path) -> Iterator[Row]:
+    """Our logits must be nearer to those with rounded activations than these are to exact ones, and most tokens theirs.
+    One or two tokens alone are computed with exact activations."""
+    for name in ("qwen3", "llama"):
+        files = write_model(folder, name, source.randrange(10**6))
+        model = reference(files, torch.float32)
+        ids = torch.randint(VOCAB_SIZE, (1, 400), device=DEVICE)
+        projections = [module for key, module in model.named_modules() if key.endswith("_proj")]
+        with torch.inference_mode():
+            for module in projections:
+                module.weight.copy_(rounded(module.weight, module.weight.shape[1]).products())
+            exact = model(ids).logits[0]
+            for module in projections:
+                module.register_forward_pre_hook(
+                    lambda _, given: (rounded(given[0][0], given[0].shape[2]).products()[None],)
+                )
+            expected = model(ids).logits[0]
+        runner, _ = build(files, dtype=torch.bfloat16, block_size=64, graphs=False, max_batch_tokens=512, fp8=True)
+        _, logits = run_layers(runner, ids[0].tolist(), [130, 200, 70], 64)
+        error, gap = relative_error(logits, expected), relative_error(expected, exact)
+        yield "fp8", f"{name}, logits", error < gap, f"error {error:.2e}, of rounded activations {gap:.2e}"
+        _, engine = build(files, dtype=torch.bfloat16, num_blocks=4096, fp8=True)
+        prompts = [[source.randrange(VOCAB_SIZE) for _ in range(source.randint(1, 200))] for _ in range(32)]
+        answers, _ = _serve(engine, prompts, source)
+        right = 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + answer[:-1]], device=DEVICE)).logits[0, len(prompt) - 1 :]
+            right += sum(map(int.__eq__, answer, logits.argmax(-1).tolist()))
+        count = sum(map(len, answers))
+        yield "fp8", f"{name}, greedy, graphs", right > count / 2, f"{right} of {count} tokens are the most probable"
+
+
 def seeds(source: random.Random, folder: Path) -> Iterator[Row]:
     """Checks that a seed gives the same text whatever else is in the batch."""
     files = write_model(folder, "qwen3", source.randrange(10**6))
@@ -419,6 +455,7 @@ SECTIONS: dict[str, Callable[[random.Random, Path], Iterator[Row]]] = {
     "layers": layers,
     "greedy": greedy,
     "bfloat16": bfloat16,
+    "fp8": fp8,
     "seeds": seeds,
     "backends": backends,
 }

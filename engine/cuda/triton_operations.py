@@ -1,24 +1,27 @@
 """The model's work around attention as fused Triton kernels: on a GPU, and in tests in Triton's interpreter.
 
 Matrix products of one or two rows are Triton's too, with norm, gate and residual inside; for more rows cuBLAS is
-faster.
+faster. Where weights have 8 bits, so have the rows that they are multiplied with, but for one or two rows and experts:
+there the time is that of reading the weights.
 """
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.choose_experts import choose_experts
 from engine.kernels.embedding import embed
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
+from engine.kernels.fp8_linear import fp8_linear
 from engine.kernels.grouped_linear import SILU, grouped_linear
+from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
 from engine.model.experts import Experts
+from engine.model.fp8_matrix import Weight
 
 
 class TritonOperations:
@@ -31,36 +34,38 @@ class TritonOperations:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)
 
-    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        return small_linear(x, weight, out=out) if is_small(x) else torch.mm(x, weight.t(), out=out)
+    def linear(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+        return small_linear(x, weight, out=out) if is_small(x) else _product(x, weight, out)
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         return rms_norm(hidden, weights, eps, parts)
 
     def norm_linear(
-        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
-        return torch.mm(rms_norm(hidden, norm, eps), weight.t(), out=out)
+        return _product(rms_norm(hidden, norm, eps), weight, out)
 
-    def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
+    def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         if is_small(x):
             return small_linear(x, gate_up, gated=True)
-        return silu_mul(F.linear(x, gate_up))
+        return silu_mul(_product(x, gate_up))
 
-    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
         return self.gated_linear(rms_norm(hidden, norm, eps), gate_up)
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         if is_small(x):
             small_linear(x, weight, add_to=hidden)
-        else:
+        elif isinstance(weight, Tensor):
             hidden.addmm_(x, weight.t())
+        else:
+            hidden.add_(_product(x, weight))
 
-    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
@@ -89,6 +94,19 @@ class TritonOperations:
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
+
+
+def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Tensor):
+        return torch.mm(x, weight.t(), out=out)
+    if out is None:
+        out = x.new_empty(len(x), len(weight))
+    values, scales = quantize_rows(x.contiguous())
+    if weight.group != x.shape[1] or out.dtype != torch.bfloat16 or not x.is_cuda:
+        return fp8_linear(values, scales, weight, out)
+    return torch._scaled_mm(
+        values, weight.values.t(), scales, weight.scales.t(), out_dtype=out.dtype, use_fast_accum=True, out=out
+    )
 
 
 def _outputs(x: Tensor, chosen: Tensor, experts: Experts, *, biased: bool) -> Tensor:

@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.expert_order import ExpertOrder
 from engine.model.experts import ClampedGate
+from engine.model.fp8_matrix import Weight, operands
 from runtime.device.quick_launch import QuickLaunch
 
 
@@ -61,7 +62,7 @@ def _is_large(device: torch.device) -> bool:
 
 def grouped_linear(
     x: Tensor,
-    weights: Tensor,
+    weights: Weight,
     order: ExpertOrder,
     *,
     pairs_per_row: int = 1,
@@ -76,25 +77,26 @@ def grouped_linear(
     """
     pairs, (num_experts, n, k) = len(order.pairs), weights.shape
     gated, clamped = gate is not None, gate if isinstance(gate, ClampedGate) else None
-    if gated:
-        n //= 2
+    n = n // 2 if gated else n
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
     tiles = tiles or tiles_for(pairs, num_experts, x.dtype, x.device)
     columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
     block_n = columns // 2 if gated else columns
-    inner = min(tiles.inner, max(16, triton.next_power_of_2(k)))
+    values, scales, group = operands(weights, x)
+    inner = min(tiles.inner, max(16, triton.next_power_of_2(group or k)))
     overlap, alone = dependent_launch(x), order.first is None
     num_tiles = pairs if alone else pairs // tiles.rows + min(num_experts, pairs)
     _grouped_linear[(triton.cdiv(n, block_n), num_tiles)](
         x,
-        weights,
+        values,
+        scales,
         x if biases is None else biases,
         out,
         order.pairs,
         order.pairs if order.first is None else order.first,
-        weights.stride(0),
-        weights.stride(1),
-        weights.stride(2),
+        values.stride(0),
+        values.stride(1),
+        values.stride(2),
         0.0 if clamped is None else clamped.alpha,
         0.0 if clamped is None else clamped.limit,
         N=n,
@@ -105,6 +107,7 @@ def grouped_linear(
         BLOCK_M=tiles.rows,
         BLOCK_N=block_n,
         BLOCK_K=inner,
+        GROUP=group,
         ALONE=alone,
         BIASED=biases is not None,
         GATED=gated,
@@ -124,6 +127,7 @@ def grouped_linear(
 def _grouped_linear(
     x,
     weights,
+    scales,
     biases,
     out,
     pairs,
@@ -141,6 +145,7 @@ def _grouped_linear(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
     ALONE: tl.constexpr,
     BIASED: tl.constexpr,
     GATED: tl.constexpr,
@@ -149,7 +154,8 @@ def _grouped_linear(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert. ALONE: for one pair."""
+    """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert. ALONE: for one pair.
+    GROUP: weights of a row that share one of `scales`; 0: there are none."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
@@ -195,7 +201,12 @@ def _grouped_linear(
                 in_k = start + inner < K
                 left = tl.load(at_x, mask=in_k[None, :], other=0.0)
                 right = tl.load(at_weights, mask=in_k[:, None] & is_row[None, :], other=0.0)
-            product = tl.dot(left, right, product, input_precision=PRECISION)
+            if GROUP > 0:
+                at_scales = scales + (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP) + start // GROUP
+                part = tl.dot(left, right.to(left.dtype), input_precision=PRECISION)
+                product += part * tl.load(at_scales, mask=is_row, other=0.0)[None, :]
+            else:
+                product = tl.dot(left, right, product, input_precision=PRECISION)
             at_x += BLOCK_K
             at_weights += BLOCK_K * inner_stride
         if BIASED:

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.model.fp8_matrix import Weight, operands
 from runtime.device.quick_launch import QuickLaunch
 
 # Fastest on an H200 (benchmarks/kernel_speed.py).
@@ -31,7 +32,7 @@ def is_small(x: Tensor) -> bool:
 
 def small_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
@@ -58,10 +59,12 @@ def small_linear(
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
     overlap = dependent_launch(x)
+    values, scales, group = operands(weight, x)
     _small_linear[(triton.cdiv(n, block_n),)](
         x,
         x if norm is None else norm,
-        weight,
+        values,
+        scales,
         out,
         eps,
         ROWS=rows,
@@ -69,6 +72,7 @@ def small_linear(
         K=k,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
+        GROUP=group,
         NORM=norm is not None,
         GATED=gated,
         ADD=add_to is not None,
@@ -85,6 +89,7 @@ def _small_linear(
     x,
     norm,
     weight,
+    scales,
     out,
     eps,
     ROWS: tl.constexpr,
@@ -92,12 +97,14 @@ def _small_linear(
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program computes BLOCK_N columns of the result, for all rows."""
+    """A program computes BLOCK_N columns of the result, for all rows. GROUP: weights of a row that share one of
+    `scales`; 0: there are none."""
     if OVERLAP:
         gdc_launch_dependents()
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -109,6 +116,15 @@ def _small_linear(
     weights = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first")
     if GATED:
         up_weights = tl.load(at + N * K, mask=mask, other=0.0, eviction_policy="evict_first")
+    if GROUP == K:
+        row_scales = tl.load(scales + columns, mask=is_column, other=0.0)
+        if GATED:
+            up_scales = tl.load(scales + N + columns, mask=is_column, other=0.0)
+    elif GROUP > 0:
+        at_scales = scales + columns[:, None] * (K // GROUP) + inner[None, :] // GROUP
+        weights = weights.to(tl.float32) * tl.load(at_scales, mask=mask, other=0.0)
+        if GATED:
+            up_weights = up_weights.to(tl.float32) * tl.load(at_scales + N * (K // GROUP), mask=mask, other=0.0)
     if NORM:
         norms = tl.load(norm + inner, mask=in_k, other=0.0)
     if OVERLAP:
@@ -121,8 +137,12 @@ def _small_linear(
         result = tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
         if NORM:  # a factor of the whole row, applied to the result
             result *= scale
+        if GROUP == K:
+            result *= row_scales
         if GATED:
             up = tl.sum(up_weights.to(tl.float32) * values[None, :], axis=1)
+            if GROUP == K:
+                up *= up_scales
             if NORM:
                 up *= scale
             shrunk = tl.exp(-tl.abs(result))  # never overflows

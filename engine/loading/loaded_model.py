@@ -10,7 +10,7 @@ from engine.loading.model_memory import ModelMemory
 from engine.model.random_weights import RandomWeights
 from engine.model.weights import TensorSource, Weights
 from engine.parallel.collective import Collective, own_shard
-from engine.runners.auto import dtype_name, is_auto, resolve_attention, resolve_device
+from engine.runners.auto import dtype_name, is_auto, keeps_fp8, resolve_attention, resolve_device
 from engine.runners.torch_runner import build_runner, slab_layout
 from engine.sequences.batch import LayerDone, Runner
 from engine.sequences.moves import Move
@@ -76,11 +76,12 @@ def load_model(
     attention = resolve_attention(config, files.config, device, dtype)
     shard = own_shard(files.config, collective)
     driver = memory_of(device)
+    fp8, kept = config.dtype == "fp8", keeps_fp8(config, attention, device)
     weights: TensorSource
     if random_weights:
-        weights = RandomWeights(shard, dtype, driver)
+        weights = RandomWeights(shard, dtype, driver, fp8=kept)
     else:
-        weights = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard)
+        weights = Weights(files.folder, dtype, None if device.type == "cpu" else driver, shard, fp8=fp8, keeps_fp8=kept)
         if shard.rank == 0:
             weights.start_hashing()
     if attention == "torch":

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.fp8_matrix import Weight, dense
+
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
@@ -19,8 +21,8 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    gates_ups: Tensor  # [experts, 2 * width, hidden]: all gates, then all ups
-    downs: Tensor  # [experts, hidden, width]
+    gates_ups: Weight  # [experts, 2 * width, hidden]: all gates, then all ups
+    downs: Weight  # [experts, hidden, width]
     clamped: ClampedGate | None = None  # None: silu(gate) * up
     down_biases: Tensor | None = None  # [experts, hidden]
 
@@ -38,8 +40,8 @@ def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, *,
     added, weights = torch.zeros_like(x), weights.to(x.dtype)
     for expert in torch.unique(chosen).tolist():
         tokens, places = torch.where(chosen == expert)
-        activations = _activations(x[tokens] @ experts.gates_ups[expert].t(), expert, experts.clamped)
-        outputs = activations @ experts.downs[expert].t()
+        activations = _activations(x[tokens] @ dense(experts.gates_ups[expert], x.dtype).t(), expert, experts.clamped)
+        outputs = activations @ dense(experts.downs[expert], x.dtype).t()
         if biased and experts.down_biases is not None:
             outputs += experts.down_biases[expert]
         added.index_add_(0, tokens, outputs * weights[tokens, places, None])

@@ -1,7 +1,8 @@
 """The operations of a model around attention: their interface, and plain torch. Fused Triton kernels are in
 engine/cuda/triton_operations.py.
 
-`hidden` is the residual stream, [num_tokens, hidden]; linear weights are [n, k].
+`hidden` is the residual stream, [num_tokens, hidden]; linear weights are [n, k]. With weights in 8 bits
+plain torch computes what numbers times scales would give.
 """
 
 from collections.abc import Sequence
@@ -12,33 +13,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.experts import Experts, choose_experts, run_experts
+from engine.model.fp8_matrix import Weight, dense
 
 
 class Operations(Protocol):
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """[num_tokens] -> [num_tokens, hidden] in new memory."""
 
-    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
         """x @ weight.T, in `out` if given."""
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         """Adds `parts`, two at most, to `hidden` in place, and returns its RMS norm."""
 
     def norm_linear(
-        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
         """linear(norm(hidden), weight), in `out` if given."""
 
-    def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
+    def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         """silu(gate) * up [num_tokens, n], where gate and up are the halves of x @ gate_up.T, `gate_up` [2 * n, k]."""
 
-    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         """gated_linear(norm(hidden), gate_up)"""
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         """hidden += x @ weight.T. The other operations see the sum at once, everybody else after `settle`."""
 
-    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         """hidden += norm(x @ weight.T)"""
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
@@ -73,8 +75,8 @@ class TorchOperations:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
 
-    def linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        return torch.mm(x, weight.t(), out=out)
+    def linear(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+        return torch.mm(x, dense(weight, x.dtype).t(), out=out)
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         for part in parts:
@@ -82,22 +84,22 @@ class TorchOperations:
         return F.rms_norm(hidden, weights.shape, weights, eps).to(hidden.dtype)
 
     def norm_linear(
-        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
-        return torch.mm(self.norm(hidden, norm, eps), weight.t(), out=out)
+        return self.linear(self.norm(hidden, norm, eps), weight, out)
 
-    def gated_linear(self, x: Tensor, gate_up: Tensor) -> Tensor:
-        gate, up = torch.mm(x, gate_up.t()).chunk(2, dim=-1)
+    def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
+        gate, up = self.linear(x, gate_up).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         return self.gated_linear(self.norm(hidden, norm, eps), gate_up)
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
-        hidden.addmm_(x, weight.t())
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
+        hidden.addmm_(x, dense(weight, x.dtype).t())
 
-    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
-        hidden.add_(self.norm(torch.mm(x, weight.t()), norm, eps))
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
+        hidden.add_(self.norm(self.linear(x, weight), norm, eps))
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         return self.norm(x, weights, eps)

@@ -13,7 +13,7 @@ from runtime.errors import ModelError
 
 QUANTIZED = (torch.float8_e4m3fn, torch.uint8)  # dtypes
 _SCALES = ("_scale_inv", "_scale")  # behind a matrix's name
-_UNUSED = (".input_scale", ".activation_scale")  # of activations, which are not quantized
+_UNUSED = (".input_scale", ".activation_scale")  # of activations: not used
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"  # behind the name of matrices in MXFP4
 _GROUP = 32  # numbers that share an exponent
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -39,14 +39,27 @@ def with_scales(entries: dict[str, Entry], folder: Path) -> dict[str, Entry]:
 
 def scaled(values: Tensor, shape: tuple[int, ...], scale: Scale) -> Tensor:
     """The products in float32, of flat values."""
-    entry = scale.entry
-    factors = entry.data[entry.start : entry.end].clone().view(entry.dtype).view(entry.shape)
     if values.dtype == torch.uint8:
-        return _unpacked(values.view(*factors.shape, _GROUP // 2), factors)
-    if scale.block is not None and entry.shape == _blocks(shape, scale.block):
-        for dimension, size in enumerate(scale.block):
-            factors = factors.repeat_interleave(size, dimension).narrow(dimension, 0, shape[dimension])
-    return values.view(shape).float() * factors.float()
+        exponents = _numbers(scale.entry)
+        return _unpacked(values.view(*exponents.shape, _GROUP // 2), exponents)
+    return values.view(shape).float() * spread(scale, shape)
+
+
+def spread(scale: Scale, shape: tuple[int, ...], group: int = 1) -> Tensor:
+    """float32 [rows, columns // group], one scale for each `group` neighbours in a row; `group` divides blocks."""
+    factors, (rows, columns) = _numbers(scale.entry).float(), shape
+    if not has_blocks(scale, shape) or scale.block is None:
+        return factors.reshape(-1, 1).expand(rows, columns // group)
+    factors = factors.repeat_interleave(scale.block[0], 0)[:rows]
+    return factors.repeat_interleave(scale.block[1] // group, 1)[:, : columns // group]
+
+
+def has_blocks(scale: Scale, shape: tuple[int, ...]) -> bool:
+    return scale.block is not None and scale.entry.shape == _blocks(shape, scale.block)
+
+
+def _numbers(entry: Entry) -> Tensor:
+    return entry.data[entry.start : entry.end].clone().view(entry.dtype).view(entry.shape)
 
 
 def _unpacked(pairs: Tensor, exponents: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ import structlog
 import torch
 from torch import Tensor
 
+from engine.model import fp8_entry
 from engine.model.checkpoint import Checkpoint, loaded
+from engine.model.fp8_matrix import F8, Fp8Matrix, Weight
 from engine.model.fused_tensors import parts_of
 from engine.model.mapped_file import Entry, MappedFile, map_file
 from engine.model.scaled_tensors import QUANTIZED
@@ -44,6 +46,13 @@ class TensorSource:
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
         """Several tensors stacked along their first dimension. Raises ModelError."""
         raise NotImplementedError
+
+    def take_matrices(self, shapes: dict[str, tuple[int, int]]) -> Weight:
+        """As take_fused, for what `Operations` multiplies with; perhaps in 8 bits. Raises ModelError."""
+        return self.take_fused(dict(shapes))
+
+    def take_matrix(self, name: str, rows: int, columns: int) -> Weight:
+        return self.take_matrices({name: (rows, columns)})
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Raises ModelError when there are tensors that the model did not take."""
@@ -107,10 +116,18 @@ class Weights(TensorSource):
     """A folder's tensors, or the parts of them that `shard` holds."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, driver: MemoryDriver | None = None, shard: Shard | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        driver: MemoryDriver | None = None,
+        shard: Shard | None = None,
+        *,
+        fp8: bool = False,
+        keeps_fp8: bool = False,
     ) -> None:
         """`driver`: of the device whose memory the tensors are copied to; None: the CPU computes on the mapped files.
-        Raises ModelError when a file is missing or malformed, UnavailableError when there is no room."""
+        `fp8`: projections have the values of 8-bit numbers; `keeps_fp8`: they are in memory as such. Raises ModelError
+        when a file is missing or malformed, UnavailableError when there is no room."""
         self._shard = shard
         self._model = str(folder)
         self._dtype = dtype
@@ -118,15 +135,19 @@ class Weights(TensorSource):
         self._entries = self._checkpoint.entries  # that the model has not taken
         self._loaded_bytes = 0
         self._told_s = time.monotonic()
-        self._placed: dict[str, tuple[Tensor, Entry]] = {}  # what the model has, by name
+        self._placed: dict[str, tuple[Weight, Entry]] = {}  # what the model has, by name
+        self._fp8 = fp8
+        self._keeps_fp8 = keeps_fp8
+        self._groups = {name: self._group(name, entry) for name, entry in self._entries.items()} if fp8 else {}
         self._ignored: set[str] = set()
         self._derived: list[tuple[Tensor, Callable[[], Tensor]]] = []
         self._replaced: set[str] = set()  # in this update
         self._given = ""  # the fingerprint of values that are not the folder's
         self._problem = ""
         if driver is not None:
-            sizes = (self._num_elements(name, entry) * dtype.itemsize for name, entry in self._entries.items())
-            self.memory = MemoryRange(driver, sum(map(padded_bytes, sizes)))
+            self.memory = MemoryRange(
+                driver, sum(self._num_bytes(name, entry) for name, entry in self._entries.items())
+            )
 
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
         """Stacked tensors; a view of the file where they are neighbours in it and the CPU computes on it."""
@@ -135,6 +156,41 @@ class Weights(TensorSource):
         parts = torch.split(fused, [entry.shape[0] for entry in entries])
         self._placed |= zip(shapes, zip(parts, entries, strict=True), strict=True)
         return fused
+
+    def take_matrices(self, shapes: dict[str, tuple[int, int]]) -> Weight:
+        groups = {self._groups.get(name, 0) for name in shapes}
+        if groups == {0}:
+            return self.take_fused(dict(shapes))
+        if len(groups) > 1:
+            problem = f"fp8 needs tensors that are multiplied together in blocks of one size: {_listed(list(shapes))}"
+            raise ModelError(self._model, problem)
+        entries = [self._pop(name, shape) for name, shape in shapes.items()]
+        rows = [entry.shape[0] for entry in entries]
+        matrix = self._new_matrix(sum(rows), entries[0].shape[1], groups.pop())
+        parts: Iterable[Weight] = matrix.split(rows)
+        for name, part, entry in zip(shapes, parts, entries, strict=True):
+            self._placed[name] = part, entry
+            self._fill(name, entry)
+            if self.memory is not None:
+                self._tell(part.nbytes, self.memory.nbytes)
+        return matrix
+
+    def _new_matrix(self, rows: int, columns: int, group: int) -> Weight:
+        if self.memory is None:
+            return torch.empty(rows, columns, dtype=self._dtype)
+        if not self._keeps_fp8:
+            return self.memory.tensor((rows, columns), self._dtype)
+        values = self.memory.tensor((rows, columns), F8)
+        return Fp8Matrix(values, self.memory.tensor((rows, columns // group), torch.float32))
+
+    @torch.no_grad()
+    def _fill(self, name: str, entry: Entry) -> None:
+        """Copies a tensor of a checkpoint, or the part of it that is held here, to where the model has it."""
+        weight = self._placed[name][0]
+        if group := self._groups.get(name, 0):
+            fp8_entry.read(entry, group, weight.device).copy_to(weight)
+        elif isinstance(weight, Tensor):
+            weight.copy_(loaded(entry))
 
     def _fused(self, entries: list[Entry]) -> Tensor:
         first, last = entries[0], entries[-1]
@@ -164,9 +220,7 @@ class Weights(TensorSource):
         self._checkpoint.start_hashing()
 
     def fingerprint(self) -> str:
-        if self._given:
-            return self._given
-        return self._checkpoint.fingerprint()
+        return (self._given or self._checkpoint.fingerprint()) + ("-fp8" if self._fp8 else "")
 
     def check_unchanged(self) -> None:
         """Maps files anew that were written or replaced. Raises ModelError when their content is another; unless
@@ -192,8 +246,8 @@ class Weights(TensorSource):
         if self._given:
             self._problem = "the weights that were given are gone with a sleep of level 2: give them again"
             return
-        for part, entry in self._placed.values():
-            part.copy_(loaded(entry))
+        for name, (_, entry) in self._placed.items():
+            self._fill(name, entry)
         self._derive()
 
     def derived(self, compute: Callable[[], Tensor]) -> Tensor:
@@ -239,12 +293,18 @@ class Weights(TensorSource):
     def replace(self, name: str, tensor: Tensor) -> None:
         if self._is_ignored(name):
             return
-        part = self._part(name)
-        if part is not None:
-            tensor = tensor.narrow(part.dimension, part.held.start, len(part.held))
+        part, weight = self._part(name), self._placed[name][0]
+        self._note(name)
+        if group := self._groups.get(name, 0):
+            fp8_entry.rounded_part(tensor.to(weight.device), group, part).copy_to(weight)
+        elif isinstance(weight, Tensor):
+            held = tensor if part is None else tensor.narrow(part.dimension, part.held.start, len(part.held))
+            weight.copy_(held)
+
+    def _note(self, name: str) -> None:
+        """Before a tensor is replaced."""
         self._problem = "only some tensors are replaced: update the weights again, with all of them"
         self._given = self._given if self._replaced else f"given-{secrets.token_hex(16)}"
-        self._placed[name][0].copy_(tensor)
         self._replaced.add(name)
 
     @torch.no_grad()
@@ -271,8 +331,10 @@ class Weights(TensorSource):
 
     def read(self, checkpoint: Checkpoint) -> None:
         self.begin_update()
-        for name, tensor in checkpoint.tensors():
-            self.replace(name, tensor)
+        for name, entry in checkpoint.entries.items():
+            if not self._is_ignored(name):
+                self._note(name)
+                self._fill(name, entry.cut(self._part(name)))
         if not checkpoint.is_current:
             raise ModelError(str(checkpoint.folder), "its files changed while they were read")
         self.end_update()
@@ -307,10 +369,17 @@ class Weights(TensorSource):
     def _part(self, name: str) -> Part | None:
         return None if self._shard is None else self._shard.part(name)
 
-    def _num_elements(self, name: str, entry: Entry) -> int:
-        part = self._part(name)
-        elements = math.prod(entry.shape)
-        return elements if part is None else elements // part.whole * len(part.held)
+    def _num_bytes(self, name: str, entry: Entry) -> int:
+        part, num_elements = self._part(name), math.prod(entry.shape)
+        if part is not None:
+            num_elements = num_elements // part.whole * len(part.held)
+        group = self._groups.get(name, 0)
+        if not group or not self._keeps_fp8:
+            return padded_bytes(num_elements * self._dtype.itemsize)
+        return padded_bytes(num_elements) + padded_bytes(num_elements // group * torch.float32.itemsize)
+
+    def _group(self, name: str, entry: Entry) -> int:
+        return fp8_entry.group_of(name, entry.cut(self._part(name)))
 
     def _tell(self, nbytes: int, total: int) -> None:
         """Logs progress every few seconds, because many GB take a while on their way to a GPU."""

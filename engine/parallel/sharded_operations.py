@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.model.experts import Experts
+from engine.model.fp8_matrix import Weight
 from engine.model.operations import Operations
 from engine.parallel.collective import Collective
 
@@ -76,25 +77,25 @@ class ShardedOperations:
         return self._inner.norm(hidden, weights, eps, parts) if normed is None else normed
 
     def norm_linear(
-        self, hidden: Tensor, norm: Tensor, eps: float, weight: Tensor, out: Tensor | None = None
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
         if hidden.data_ptr() not in self._begun:
             return self._inner.norm_linear(hidden, norm, eps, weight, out)
         return self._inner.linear(self.norm(hidden, norm, eps), weight, out)
 
-    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         if hidden.data_ptr() not in self._begun:
             return self._inner.norm_gated_linear(hidden, norm, eps, gate_up)
         return self._inner.gated_linear(self.norm(hidden, norm, eps), gate_up)
 
-    def add_linear(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+    def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         self._begin(hidden, lambda out: self._inner.linear(x, weight, out))
 
     def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
         biased = self._collective.rank == 0  # because the sum has the biases once
         self._begin(hidden, lambda out: self._inner.run_experts(x, weights, chosen, experts, biased=biased, out=out))
 
-    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Tensor, norm: Tensor, eps: float) -> None:
+    def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(self._inner.norm(self._collective.sum(self._inner.linear(x, weight)), norm, eps))
 
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:

@@ -13,6 +13,7 @@ from runtime.errors import ConfigError
 
 TRITON_HEAD_DIMS = (16, 32, 64, 128, 256)  # a kernel's tiles are powers of two
 _FLASH_HEAD_DIM = 128  # at most
+_FP8_FROM = (8, 9)  # compute capability
 
 
 def resolve_attention(
@@ -61,3 +62,10 @@ def is_auto(kv_memory: str) -> bool:
 def dtype_name(published: str, config: EngineConfig, device: torch.device) -> str:
     """The dtype of weights and KV. published: the checkpoint's."""
     return served_dtype(published, config.dtype, on_gpu=device.type != "cpu")
+
+
+def keeps_fp8(config: EngineConfig, attention: str, device: torch.device) -> bool:
+    """Whether weights lie in memory as 8-bit numbers, which the Triton operations multiply on Ada, Hopper and newer;
+    elsewhere as the values of such numbers."""
+    is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_FROM
+    return config.dtype == "fp8" and attention != "torch" and is_able

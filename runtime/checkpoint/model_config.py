@@ -129,11 +129,13 @@ def parse_model_config(data: dict[str, Any], model: str) -> ModelConfig:
 def served_dtype(published: str, wanted: str, *, on_gpu: bool) -> str:
     """The dtype of weights and KV. `published`: the checkpoint's. `wanted`: engine.dtype, where `auto` is float32 on a
     CPU. On a GPU bfloat16 takes the place of a published float32, because steps are then quicker and twice as much KV
-    fits."""
-    if wanted != "auto":
+    fits. `fp8` is about projections alone: beside it is bfloat16, the one dtype of products in 8 bits."""
+    if wanted not in ("auto", "fp8"):
         return wanted
     if not on_gpu:
         return "float32"
+    if wanted == "fp8":
+        return "bfloat16"
     return "bfloat16" if published == "float32" else published
 
 

@@ -1,7 +1,8 @@
 """How a checkpoint's quantized weights are read, parsed from config.json's `quantization_config`.
 
 Weights of float8_e4m3fn have a scale each, or one for each row or block; of MXFP4, 32 numbers have an exponent. They
-are served as the products, and activations stay as they are, whatever a file says of theirs.
+are served as the products, or as they are (`engine.dtype: fp8`). Scales that a file has for activations are not used:
+activations stay as they are, or each token's get a scale of their own.
 """
 
 from dataclasses import dataclass

@@ -151,8 +151,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     # auto, cpu or cuda.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # auto (float32 on a CPU; on a GPU the model's own, but bfloat16 for a float32 model), float32, bfloat16 or float16.
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # auto (float32 on a CPU; on a GPU the model's own, but bfloat16 for a float32 model), float32, bfloat16, float16 or
+    # fp8: projections in 8 bits, as the checkpoint has them or rounded row by row while it is read; all else in
+    # bfloat16. A CPU computes with the same values in float32, a GPU before compute capability 8.9 in bfloat16.
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     # auto, torch, triton or flash.
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     # Tokens per KV block: 16, 32, 64 or 128. On a GPU 64 is fastest: decode attention 1-5 %, prefill attention 15 %

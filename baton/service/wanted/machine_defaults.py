@@ -34,7 +34,7 @@ def described(config: ServingConfig, files: ModelFiles, *, gpu: bool) -> dict[st
     engine = config.engine
     return {
         "device": "cuda" if gpu else "cpu",
-        "dtype": served_dtype(files.config.dtype, engine.dtype, on_gpu=gpu),
+        "dtype": "fp8" if engine.dtype == "fp8" else served_dtype(files.config.dtype, engine.dtype, on_gpu=gpu),
         "block_size": engine.block_size,
         "max_batch_tokens": engine.max_batch_tokens,
         "max_running": engine.max_running,

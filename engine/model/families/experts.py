@@ -22,13 +22,11 @@ class ExpertsLayer(LlamaLayer):
         gate, up, down = self.names
         experts = [f"{block}.experts.{expert}" for expert in range(count)]
         self.router = weights.take(f"{block}.gate.weight", count, hidden)
-        gates_ups: dict[str, tuple[int, ...]]
-        downs: dict[str, tuple[int, ...]]
         gates_ups = {f"{expert}.{name}.weight": (width, hidden) for expert in experts for name in (gate, up)}
         downs = {f"{expert}.{down}.weight": (hidden, width) for expert in experts}
         self.experts = Experts(
-            weights.take_fused(gates_ups).view(count, 2 * width, hidden),
-            weights.take_fused(downs).view(count, hidden, width),
+            weights.take_matrices(gates_ups).view(count, 2 * width, hidden),
+            weights.take_matrices(downs).view(count, hidden, width),
         )
 
     def add_mlp(self, rows: Tensor) -> None:

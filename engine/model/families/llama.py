@@ -30,22 +30,22 @@ class LlamaLayer:
         self.head_norms: HeadNorms | None = None
         self.sinks: Tensor | None = None  # [heads]: a score that each query has beside those of the keys, of no value
         self.query_scale = config.query_scale  # of projected queries
-        self.qkv = weights.take_fused(
+        self.qkv = weights.take_matrices(
             {
                 f"{prefix}.self_attn.q_proj.weight": (query, hidden),
                 f"{prefix}.self_attn.k_proj.weight": (kv, hidden),
                 f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
             }
         )
-        self.output = weights.take(f"{prefix}.self_attn.o_proj.weight", hidden, query)
+        self.output = weights.take_matrix(f"{prefix}.self_attn.o_proj.weight", hidden, query)
         self.take_mlp(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
         self.take_others(weights, prefix)
 
     def take_mlp(self, weights: TensorSource, prefix: str, hidden: int, width: int) -> None:
-        self.gate_up = weights.take_fused(
+        self.gate_up = weights.take_matrices(
             {f"{prefix}.gate_proj.weight": (width, hidden), f"{prefix}.up_proj.weight": (width, hidden)}
         )
-        self.down = weights.take(f"{prefix}.down_proj.weight", hidden, width)
+        self.down = weights.take_matrix(f"{prefix}.down_proj.weight", hidden, width)
 
     def take_others(self, weights: TensorSource, prefix: str) -> None:
         """What a family has beside the projections."""

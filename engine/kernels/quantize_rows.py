@@ -1,0 +1,58 @@
+"""Activations in 8 bits: each row, a token's, is divided by a scale of its own."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.dependent_launch import dependent_launch
+from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
+from runtime.device.quick_launch import QuickLaunch
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, size], contiguous -> float8_e4m3fn like it, and scales [rows, 1], float32. Products of both are near x:
+    the largest number of a row becomes F8_MAX."""
+    rows, size = x.shape
+    values = torch.empty(rows, size, dtype=F8, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(size)
+    overlap = dependent_launch(x)
+    _quantize_rows[(rows,)](
+        x,
+        values,
+        scales,
+        SIZE=size,
+        BLOCK=block,
+        MAX=F8_MAX,
+        LEAST=LEAST_SCALE,
+        OVERLAP=overlap,
+        num_warps=min(16, max(1, block // 512)),
+        launch_pdl=overlap,
+    )
+    return values, scales
+
+
+@QuickLaunch
+@triton.jit
+def _quantize_rows(
+    x,
+    values,
+    scales,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAX: tl.constexpr,
+    LEAST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    numbers = tl.load(x + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(numbers), axis=0) / MAX, LEAST)
+    tl.store(scales + row, scale)
+    tl.store(values + row * SIZE + columns, (numbers / scale).to(values.dtype.element_ty), mask=mask)

@@ -1,0 +1,79 @@
+"""Kernels that multiply with weights of 8 bits, with scales of rows and of blocks."""
+
+import pytest
+import torch
+
+from engine.kernels.expert_order import expert_order, unordered
+from engine.kernels.expert_sum import expert_sum
+from engine.kernels.fp8_linear import fp8_linear
+from engine.kernels.grouped_linear import SILU, SMALL, grouped_linear
+from engine.kernels.quantize_rows import quantize_rows
+from engine.kernels.small_linear import small_linear
+from engine.model import experts as reference
+from engine.model.experts import Experts
+from engine.model.fp8_matrix import F8_MAX, Fp8Matrix, rounded
+from tests.engine.kernels.device import DEVICE, DTYPES, F8_ERROR, TOLERANCE, random, relative_error
+from tests.engine.kernels.references import small_linear_reference
+
+
+def matrix(*shape: int, group: int) -> Fp8Matrix:
+    rows = rounded(random(*shape, scale=shape[-1] ** -0.5).view(-1, shape[-1]), group)
+    return rows if len(shape) == 2 else rows.view(shape[0], shape[1], shape[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(5, 96), (3, 1536)])
+def test_rows_are_rounded_each_with_a_scale_of_its_own(dtype: torch.dtype, rows: int, size: int) -> None:
+    x = random(rows, size, dtype=dtype) * torch.logspace(-3, 2, rows, device=DEVICE)[:, None].to(dtype)
+    x[1] = 0.0
+    values, scales = quantize_rows(x)
+    expected = rounded(x, size)
+    torch.testing.assert_close(scales, expected.scales)
+    assert values.float().abs().amax(1).tolist() == [F8_MAX if row != 1 else 0.0 for row in range(rows)]
+    equal = (values.float() == expected.values.float()).float().mean()
+    assert equal > 0.95
+    assert relative_error(values.float() * scales, x) < F8_ERROR
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k", "group"), [(80, 96, 32), (48, 256, 128), (144, 80, 80)])
+@pytest.mark.parametrize("rows", [3, 70, 140])
+def test_a_product_with_blocks_or_rows(dtype: torch.dtype, rows: int, n: int, k: int, group: int) -> None:
+    weight, (values, scales) = matrix(n, k, group=group), quantize_rows(random(rows, k))
+    out = torch.full((rows + 1, n), 7.0, dtype=dtype, device=DEVICE)
+    fp8_linear(values, scales, weight, out[:rows])
+    expected = (values.double() * scales) @ weight.products().double().t()
+    assert relative_error(out[:rows], expected) < 10 * TOLERANCE[dtype]
+    assert (out[rows] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [32, 384])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_rows_keep_their_digits(dtype: torch.dtype, rows: int, group: int) -> None:
+    x, norm = random(rows, 384, dtype=dtype), random(384, dtype=dtype)
+    weight, gate_up = matrix(6, 384, group=group), matrix(2 * 5, 384, group=group)
+    found = small_linear(x, weight)
+    assert relative_error(found, small_linear_reference(x, weight.products())) < TOLERANCE[dtype]
+    found = small_linear(x, gate_up, norm=norm, eps=1e-5, gated=True)
+    expected = small_linear_reference(x, gate_up.products(), norm=norm, eps=1e-5, gated=True)
+    assert relative_error(found, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "hidden", "width", "group"), [(2, 64, 32, 32), (20, 96, 64, 32), (20, 80, 48, 0)])
+def test_experts_keep_the_digits_of_their_rows(
+    dtype: torch.dtype, tokens: int, hidden: int, width: int, group: int
+) -> None:
+    count, per_token = 5, 2
+    layer = Experts(
+        matrix(count, 2 * width, hidden, group=group or hidden), matrix(count, hidden, width, group=group or width)
+    )
+    x, scores = random(tokens, hidden, dtype=dtype), random(tokens, count)
+    weights, chosen = reference.choose_experts(scores, per_token, normed=True)
+    expected = reference.run_experts(x.double(), weights, chosen, layer)
+    for order in [expert_order(chosen.int(), count), *([unordered(chosen.int())] if tokens == 2 else [])]:
+        tiles = None if dtype == torch.float32 else SMALL.some
+        activations = grouped_linear(x, layer.gates_ups, order, pairs_per_row=per_token, gate=SILU, tiles=tiles)
+        outputs = grouped_linear(activations, layer.downs, order, tiles=tiles)
+        assert relative_error(expert_sum(outputs, weights), expected) < TOLERANCE[dtype]
