@@ -11,6 +11,7 @@ from runtime.errors import ConfigError, nearest
 CPU_KV_MEMORY = "512MiB"  # as our own engine's
 ADAPTER_FILE = "adapter_config.json"
 LORA_PLACES = 4  # adapters in one batch, where `vllm: {max_loras: N}` says nothing else: each takes memory
+POOLING = "pooling"  # vLLM's runner that embeds
 CPU_EXTENSION = "engine.vllm.rewinding.cpu_extension.CpuExtension"
 
 OWNED = {
@@ -104,7 +105,7 @@ def vllm_arguments(
         "max_num_seqs": engine.max_running,
         "tensor_parallel_size": engine.tensor_parallel,
         "enforce_eager": on_cpu,
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": None if config.vllm.get("runner") == POOLING else True,  # vLLM knows if it may
         "kv_events_config": events,
         "scheduling_policy": "priority",
         "generation_config": "vllm",  # the router applies the model's own

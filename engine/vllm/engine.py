@@ -5,7 +5,7 @@ AsyncLLM makes of them: token ids go in and out, and the news of a step stay tog
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import structlog
@@ -18,6 +18,7 @@ from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.adapters import VllmAdapters
 from engine.vllm.cache import VllmCache, salt_of
+from engine.vllm.embedding import embedding, pooling_params
 from engine.vllm.image_prompts import ImagePrompts
 from engine.vllm.prompt_scores import scores_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
@@ -27,7 +28,8 @@ from runtime.config.planner import TargetsConfig
 log = structlog.get_logger()
 
 REFUSALS = (ValueError, TypeError, KeyError, AssertionError)
-"""What vLLM's checks of a request raise."""
+"""What vLLM's checks of a request raise, and from 0.32 on CLIENT_ERROR."""
+CLIENT_ERROR = "VLLMClientError"
 FINISHES = ("stop", "length", "repetition")
 """Ours and vLLM's; any other one is an error."""
 OTHER_TURN = "recomputing the answer gave other tokens than those already sent"
@@ -61,7 +63,7 @@ class VllmEngine:
         self._sequences[sequence.request_id] = self._waiting[sequence.request_id] = sequence
         if sequence.num_output_tokens and not sequence.prefill_only and repeats(sequence.sampling):
             self._repeated[sequence.request_id] = sequence.token_ids[sequence.num_prompt_tokens :]
-        if sequence.images or (sequence.sampling.grammar is not None and not sequence.prefill_only):
+        if self._made_late(sequence):
             self._send(self._add_later(sequence))
             return
         try:
@@ -70,6 +72,10 @@ class VllmEngine:
             self._refused(sequence, error)
         else:
             self._send(self._llm.engine_core.add_request_async(request))
+
+    def _made_late(self, sequence: Sequence) -> bool:
+        has_grammar = sequence.sampling.grammar is not None and not sequence.prefill_only
+        return has_grammar or bool(sequence.images) or sequence.pooling is not None
 
     async def _add_later(self, sequence: Sequence) -> None:
         try:
@@ -83,12 +89,15 @@ class VllmEngine:
 
     async def _made_elsewhere(self, sequence: Sequence) -> Any:
         """The request, made on a thread, because vLLM compiles a grammar to check it, and pictures are large."""
+        if sequence.pooling is not None:
+            params = pooling_params(sequence.pooling)
+            return self._checked(sequence, self._tokens(sequence), params, await self._llm.get_supported_tasks())
         made = (await self._image_prompts.make(sequence, self._prompt(sequence)),) if sequence.images else ()
         return await asyncio.to_thread(self._request, sequence, *made)
 
     def _refused(self, sequence: Sequence, error: Exception) -> None:
         if self._forget(sequence.request_id) is sequence:
-            refused = isinstance(error, REFUSALS)
+            refused = isinstance(error, REFUSALS) or any(of.__name__ == CLIENT_ERROR for of in type(error).__mro__)
             output = SequenceOutput(sequence, [], [], "error", error=f"vLLM: {error}", refused=refused)
             self._dead_ends.append(output)
 
@@ -111,7 +120,6 @@ class VllmEngine:
     def _request(self, sequence: Sequence, made: Any = None) -> Any:
         """An EngineCoreRequest. `made`: of a prompt with images. Raises what vLLM's checks raise."""
         from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
         sampling, tokens = sequence.sampling, self._prompt(sequence)
@@ -123,15 +131,22 @@ class VllmEngine:
         if sampling.repetition_detection:
             arguments["repetition_detection"] = RepetitionDetectionParams(**sampling.repetition_detection)
         arguments |= self._transfer(sequence)
-        prompt = made or TokensPrompt(type="token", prompt_token_ids=tokens)
+        return self._checked(sequence, made or self._tokens(sequence), SamplingParams(**arguments), ("generate",))
+
+    def _tokens(self, sequence: Sequence) -> Any:
+        from vllm.inputs import TokensPrompt
+
+        return TokensPrompt(type="token", prompt_token_ids=self._prompt(sequence))
+
+    def _checked(self, sequence: Sequence, prompt: Any, params: Any, tasks: Collection[str]) -> Any:
+        """`tasks`: what the model can do."""
         if (salt := salt_of(sequence.hash_seed)) is not None:
             prompt["cache_salt"] = salt
-        processor = self._llm.input_processor
-        return processor.process_inputs(
+        return self._llm.input_processor.process_inputs(
             self._name(sequence.request_id),
             prompt,
-            SamplingParams(**arguments),
-            ("generate",),
+            params,
+            tasks,
             priority=-sequence.priority,
             lora_request=self.adapters.request(sequence.adapter),
         )
@@ -205,7 +220,8 @@ class VllmEngine:
         """Makes the output of vLLM's news; None while nothing is new to the client."""
         request_id = sequence.request_id
         self._note_events(request_id, item)
-        is_first = bool(item.new_token_ids) and request_id in self._waiting
+        pooled = self._pooled(item)
+        is_first = bool(item.new_token_ids or pooled) and request_id in self._waiting
         if is_first:
             self._note_prompt(sequence, item, timestamp_s)
         finish, stop_token, error = self._finish(item)
@@ -219,7 +235,11 @@ class VllmEngine:
         elif not new:
             return None
         scores = self._prompt_logprobs(sequence, item) if is_first else None
-        return SequenceOutput(sequence, new, logprobs, finish, stop_token, error, scores)
+        return SequenceOutput(sequence, new, logprobs, finish, stop_token, error, scores, pooled=pooled)
+
+    def _pooled(self, item: Any) -> bytes:
+        """See Delta.pooled."""
+        return b"" if item.pooling_output is None else embedding(item.pooling_output)
 
     def _turned(self, sequence: Sequence) -> SequenceOutput | None:
         """vLLM has computed again what the client has, and has come to other tokens."""

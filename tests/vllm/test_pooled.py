@@ -16,7 +16,7 @@ import pytest
 
 from tests.service import Service, running_service
 from tests.tiny_model import write_tiny_model
-from tests.vllm.environment import LIMIT_S, PATIENCE_S
+from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
 from tests.vllm.server import BLOCK, MODEL, VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
@@ -176,3 +176,31 @@ async def no_input_is_lost_with_a_server(client: openai.AsyncOpenAI, service: Se
     again = await client.embeddings.create(model="embedder", input=inputs[:100], encoding_format="float")
     for each, other in zip(answer.data, again.data, strict=False):
         np.testing.assert_allclose(each.embedding, other.embedding, atol=1e-5)
+
+
+async def test_a_worker_with_vllm_embeds_as_the_server_does(vllm_python: Path, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "embedder", architecture="qwen3", head_dim=32)
+    server = VllmServer(vllm_python, tmp_path / "log", flags=EMBEDS, num_blocks=64, model=model)
+    sections: dict[str, Any] = {
+        "workers": {"engine": "vllm", "python": str(vllm_python), "ready_timeout_s": START_S},
+        "engine": {"block_size": BLOCK, "kv_memory": "64MiB", "max_model_len": 512},
+        "vllm": {"runner": "pooling", "convert": "embed", "hf_overrides": {"is_matryoshka": True}},
+    }
+    try:
+        await server.start()
+        async with (
+            running_service(model, 0, 1, **sections) as service,
+            openai.AsyncOpenAI(base_url=f"{service.http_url}/v1", api_key="none", timeout=PATIENCE_S) as client,
+            httpx.AsyncClient(timeout=PATIENCE_S) as http,
+        ):
+            await answers_are_the_servers_own(client, server)
+            (short,) = (await client.embeddings.create(model="embedder", input=[5, 6], dimensions=16)).data
+            assert len(short.embedding) == 16
+            with pytest.raises(openai.BadRequestError, match="only supports dimensions in range"):
+                await client.embeddings.create(model="embedder", input=[5, 6], dimensions=3000)
+            (served,) = (await http.get(f"{service.http_url}/v1/models")).json()["data"]
+            assert (served["tasks"], served["dimension"]) == (["embed"], DIMENSION)
+            scored = await http.post(f"{service.http_url}/v1/score", json={"text_1": "a", "text_2": "b"})
+            assert scored.status_code == 404
+    finally:
+        await server.close()

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import structlog
 
-from engine.vllm.arguments import check_vllm
+from baton_proto.pooling import EMBED
+from engine.vllm.arguments import POOLING, check_vllm
 from engine.vllm.cache import VllmCache
+from engine.vllm.embedding import tasks_of
 from engine.vllm.engine import VllmEngine
 from engine.vllm.image_prompts import sees
 from engine.vllm.kv.engine import SharingEngine
@@ -41,6 +43,12 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         problem = f"vLLM takes {theirs.cache_config.block_size} for this model: set the same"
         raise ConfigError("engine.block_size", problem)
     num_blocks = theirs.cache_config.num_gpu_blocks - 1  # one holds nothing
+    tasks = tasks_of(theirs.model_config)
+    if EMBED in tasks and config.vllm.get("runner") != POOLING:
+        raise ConfigError("vllm.runner", "the model embeds: set it to pooling")
+    if num_blocks < 1:
+        raise ConfigError("model", "has no KV cache in vLLM: serve it there, as one of external_workers")
+    dimension = theirs.model_config.embedding_size if EMBED in tasks else 0
     dtype = str(theirs.model_config.dtype).removeprefix("torch.")
     layout = pool_layout(files, num_blocks, config.engine.block_size, dtype) if vllm.slab is None else vllm.slab.layout
     cache = VllmCache(layout.block_size, num_blocks)
@@ -69,7 +77,7 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         max_model_len=min(theirs.model_config.max_model_len, num_blocks * layout.block_size),
         grammars=grammar_compiler(files),
         kv=kv,
-        limits=replace(LIMITS, sees=sees(theirs.model_config)),
+        limits=replace(LIMITS, sees=sees(theirs.model_config), tasks=tasks, dimension=dimension),
         note=lambda: cache.note,
         adapters=engine.adapters,
         close=vllm.close,

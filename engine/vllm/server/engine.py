@@ -82,6 +82,9 @@ class ExternalEngine(VllmEngine):
         if (step := self._prompt_times.computed(begun_s, end_s, *facts)) is not None:
             self.timed_steps.keep(step)
 
+    def _made_late(self, sequence: Sequence) -> bool:
+        return sequence.pooling is None and super()._made_late(sequence)
+
     async def _made_elsewhere(self, sequence: Sequence) -> Completion:
         """The server makes prompts with images."""
         return await asyncio.to_thread(self._request, sequence)
@@ -105,10 +108,11 @@ class ExternalEngine(VllmEngine):
         return told
 
     def _news(self, sequence: Sequence, item: Item, timestamp_s: float) -> SequenceOutput | None:
-        if item.pooled:
-            self._note_prompt(sequence, item, timestamp_s)
         output = super()._news(sequence, item, timestamp_s)
         if item.new_token_ids:  # the KV has arrived, or here is where it lies
             sequence.transfer = item.transfer
             self.offers_nothing = sequence.prefill_only and not item.transfer
-        return None if output is None else replace(output, refused=item.refused or output.refused, pooled=item.pooled)
+        return None if output is None else replace(output, refused=item.refused or output.refused)
+
+    def _pooled(self, item: Item) -> bytes:
+        return item.pooled

@@ -88,6 +88,7 @@ def item(name: str, tokens: list[int], finish: str | None = None) -> Any:
         finish_reason=finish,
         new_logprobs=None,
         new_prompt_logprobs_tensors=None,
+        pooling_output=None,
         events=None,
         prefill_stats=SimpleNamespace(num_cached_tokens=0),
     )
