@@ -115,6 +115,7 @@ async def all_forms_of_input_and_answer_are_taken(service: Service, http: httpx.
 
 
 async def scores_and_ranks_are_the_servers_own(service: Service, http: httpx.AsyncClient, server: VllmServer) -> None:
+    """Tokens are those of the pairs, each a request of its own: vLLM counts a query once where the model embeds."""
     texts = ["c d", "e", "a b"]
     for path in ("/score", "/v1/score"):
         for first in ("a b", ["a b", "e", "c"]):
@@ -124,7 +125,10 @@ async def scores_and_ranks_are_the_servers_own(service: Service, http: httpx.Asy
             assert [one["index"] for one in ours["data"]] == [0, 1, 2]
             scores = [[one["score"] for one in each["data"]] for each in (ours, theirs)]
             np.testing.assert_allclose(*scores, atol=1e-5)
-            assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+            queries = [first] * len(texts) if isinstance(first, str) else first
+            each = [{"text_1": query, "text_2": other} for query, other in zip(queries, texts, strict=True)]
+            alone = [(await server.client.post(path, json={"model": MODEL, **pair})).json()["usage"] for pair in each]
+            assert ours["usage"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in alone)
     await ranks_are_in_the_servers_order(service, http, server)
 
 
