@@ -83,10 +83,10 @@ class Lives:
                     await self._live()
                 except BatonError as error:
                     self._tell(str(error))
-                    may_come = isinstance(error, UnavailableError) and time.monotonic() < deadline_s
-                    if not self._has_answered and not may_come:
+                    comes = isinstance(error, UnavailableError)
+                    if not self._has_answered and not (comes and time.monotonic() < deadline_s):
                         self._has_answered = True
-                        print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error))
+                        print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error), comes)
                 await happens(self._stop, RETRY_S)
 
     async def _live(self) -> None:

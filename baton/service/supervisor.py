@@ -183,10 +183,10 @@ class Supervisor:
 
     def serving(self) -> list[str]:
         """The workers but for those that say why they do not serve yet. Raises ProcessFailedError when no decode worker
-        is left."""
+        is left or still to come."""
         problems = {name: ready.problem for name, ready in self.ready.items() if ready.problem}
         decode = self.children.workers("decode")
-        if decode and problems.keys() >= {*decode}:
+        if decode and problems.keys() >= {*decode} and not any(self.ready[name].comes for name in decode):
             raise ProcessFailedError(decode[0], f"does not serve: {problems[decode[0]]}")
         return [name for name in [*self.children.workers("prefill"), *decode] if name not in problems]
 

@@ -18,6 +18,7 @@ class Ready(msgspec.Struct, frozen=True):
     pid: int
     addresses: dict[str, str] = {}  # such as grpc: "127.0.0.1:8001"
     problem: str = ""  # why it does not serve yet, though it may later on
+    comes: bool = False  # with a problem: what is missing has not been there yet, and may only be slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ BEAT_S: Final = 0.5  # between two
 _decode_ready = decoder(Ready, json=True)
 
 
-def print_ready(process: str, name: str, addresses: Mapping[str, str], problem: str = "") -> None:
+def print_ready(process: str, name: str, addresses: Mapping[str, str], problem: str = "", comes: bool = False) -> None:
     """Prints the one line on stdout that whoever started the process waits for."""
-    ready = Ready(process, name, os.getpid(), dict(addresses), problem)
+    ready = Ready(process, name, os.getpid(), dict(addresses), problem, comes)
     print((READY_PREFIX + msgspec.json.encode(ready)).decode(), flush=True)
 
 

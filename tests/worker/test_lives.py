@@ -272,6 +272,23 @@ async def test_when_no_server_fits_the_start_ends_with_the_reason(tiny_model: Pa
                 pass
 
 
+async def test_a_service_whose_servers_are_all_late_is_there_before_them(tiny_model: Path) -> None:
+    async with counting(tiny_model) as (one, _):
+        await one.stop()
+        sections: dict[str, Any] = {
+            "external_workers": [one.worker("gpu-1")],
+            "engine": {"block_size": BLOCK},
+            "workers": {"ready_timeout_s": 10.0},
+            "router": {"no_worker_timeout_s": 0.5},
+        }
+        async with running_service(tiny_model, 0, 0, **sections) as service:
+            with pytest.raises(grpc.aio.AioRpcError, match="no decode worker that can serve was ready"):
+                await ask(service.client, [10, 11], 5)
+            await one.start()
+            await until_there(service, "gpu-1")
+            assert (await ask(service.client, [10, 11], 5)).served_by[0].decode_worker == "gpu-1"
+
+
 async def test_one_wrong_server_among_others_does_not_end_the_start(tiny_model: Path) -> None:
     async with counting(tiny_model) as (one, two):
         right, one.http.tokenize = one.http.tokenize, lambda text: [1, 2, 3]
