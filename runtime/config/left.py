@@ -1,4 +1,4 @@
-"""Keys that serving.yaml no longer has, and what a file that still names one is told."""
+"""Keys that serving.yaml no longer has or that others have, and what a file that names one is told."""
 
 from typing import Any
 
@@ -32,6 +32,7 @@ REPLACED = {
     "engine.prepare_sleep": "is gone: a worker takes the host memory at its first sleep, and keeps it for later ones",
     "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "
     "planner.targets.itl_ms allows",
+    "engine.quantization": "is no key: engine.dtype takes fp8",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
     "telemetry": "is gone: the router sends traces where OTEL_EXPORTER_OTLP_ENDPOINT or "
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT names a collector",
