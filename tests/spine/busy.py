@@ -35,7 +35,5 @@ async def killed_while_busy(
             group.create_task(ask_on())
         if begun is not None:
             await begun.wait()
-        found = await first_running(service, worker_ids, prompt_tokens=prompt_tokens)
-        (kill or service.kill)(found)
-        lost = found
+        lost = await first_running(service, worker_ids, prompt_tokens=prompt_tokens, then=kill or service.kill)
     return lost, answers

@@ -15,7 +15,7 @@ from tests.spine.prompts import ask, greedy, random_prompt
 from tests.spine.worker_view import until_gone, until_idle
 
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}, "no_worker_timeout_s": 2.0}}
-SLOW_PROMPTS = {"max_batch_tokens": 16}  # a long prompt takes hundreds of steps
+SLOW_PROMPTS = {"max_batch_tokens": 8}  # a long prompt takes hundreds of steps
 LONG_TOKENS = 2400  # of an answer: two seconds on a quiet machine, so that the worker is killed before its end
 
 

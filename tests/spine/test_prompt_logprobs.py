@@ -235,7 +235,7 @@ async def test_choices_share_one_computed_and_shipped_prompt(shared: SharedServi
 
 
 async def test_a_prefill_worker_killed_in_mid_prompt_costs_no_score(model: Path, oracle: Oracle) -> None:
-    async with running_service(model, 1, 1, SHIP_SOME, engine={"max_batch_tokens": 16}) as service:
+    async with running_service(model, 1, 1, SHIP_SOME, engine={"max_batch_tokens": 8}) as service:
 
         async def answer_of(number: int) -> Answer:
             return await ask(service.client, random_prompt(2000, seed=900 + number), 6, prompt_logprobs=1)

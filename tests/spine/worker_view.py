@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 from baton_proto.worker import InspectReport
@@ -34,15 +34,21 @@ async def until_running(service: Service, worker_id: str, timeout_s: float = 45)
 
 
 async def first_running(
-    service: Service, worker_ids: Sequence[str], timeout_s: float = 45, prompt_tokens: int = 0
+    service: Service,
+    worker_ids: Sequence[str],
+    timeout_s: float = 45,
+    prompt_tokens: int = 0,
+    then: Callable[[str], object] = lambda worker_id: None,
 ) -> str:
-    """The first of these workers that is seen with a sequence in its batch, and this many prompt tokens ahead."""
+    """The first of these workers that is seen with a sequence in its batch, and this many prompt tokens ahead. `then`
+    is called at once: the connections of those who look take a while to close."""
     async with asyncio.timeout(timeout_s), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(worker_client(service, worker_id)) for worker_id in worker_ids]
         while True:
             reports = await asyncio.gather(*(client.inspect() for client in clients))
             for worker_id, report in zip(worker_ids, reports, strict=True):
                 if report.load.running and report.load.queued_prefill_tokens >= prompt_tokens:
+                    then(worker_id)
                     return worker_id
             await asyncio.sleep(POLL_S)
 
