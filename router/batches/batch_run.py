@@ -121,6 +121,8 @@ class BatchRun:
             await end_tasks(working, stopping)
             self._news.set()
             await asyncio.wait({writing})
+        if how is None:  # whoever goes on shows what was written last, too
+            await self._save(request_counts=files.counts())
         return how
 
     async def _ended_early(self) -> Ending | None:

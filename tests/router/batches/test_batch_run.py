@@ -102,17 +102,26 @@ async def test_a_line_that_a_router_wrote_before_it_died_is_not_asked_for_again(
     assert router.asked == Counter(named(200)[90:])
 
 
-async def test_a_router_that_leaves_gives_the_batch_to_the_next_one_as_far_as_it_is(tmp_path: Path) -> None:
+async def test_a_router_that_leaves_gives_the_batch_to_the_next_one_as_far_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = OutputFiles.append
+
+    def slowly(files: OutputFiles, lines: list[OutputLine]) -> None:  # a disk whose last write ends after all else
+        time.sleep(0.05)
+        append(files, lines)
+
     def until_half(name: str, tries: int) -> Reply:
         if len(router.asked) == 100:
             router.leaving.set()
         return DONE
 
+    monkeypatch.setattr(OutputFiles, "append", slowly)
     router = Router(tmp_path, until_half)
     stored = router.batch(named(1000))
     left = await router.run(stored)
     assert left.status == "in_progress"
-    assert 0 < left.request_counts.completed < 1000
+    assert 0 < left.request_counts.completed == len(router.lines(stored.output)) < 1000
     router.leaving.clear()
     ended = await router.run(stored)
     assert sorted(router.output(ended)) == sorted(named(1000))
