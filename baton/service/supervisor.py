@@ -171,11 +171,10 @@ class Supervisor:
         except ProcessFailedError:
             await self.children[name].kill()  # it may have been too slow
             raise
-        if not before.workers:
-            with contextlib.suppress(
-                ProcessFailedError
-            ):  # a worker has ended meanwhile: the router is there all the same
-                await self.until_used(self.own_serving())
+        if before.workers:
+            return
+        with contextlib.suppress(ProcessFailedError):  # a worker has ended meanwhile: the router is there all the same
+            await self.until_used(self.own_serving())
 
     def own_serving(self) -> list[str]:
         """Without external workers, which may be away. Raises as `serving` does."""

@@ -280,8 +280,10 @@ class WorkerPool:
     def rests(self) -> bool:
         """Whether no decode worker is usable, and one sleeps, or is about to, or is started when the model is asked
         for."""
-        if self._ready("decode").workers or self._until_asked:
-            return not self._ready("decode").workers
+        if self._ready("decode").workers:
+            return False
+        if self._until_asked:
+            return True
         states = {worker.record.state for worker in self.workers.values() if worker.record.role == "decode"}
         return not states.isdisjoint(("sleeping", "draining"))
 
