@@ -34,6 +34,8 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+# Where transformers does not read the bound, it is 7.
+LIMIT = {"swiglu_limit": 1.5} if hasattr(transformers.GptOssConfig, "swiglu_limit") else {}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2, windows of the upper layers": ("qwen2", WINDOW | {"use_sliding_window": True, "max_window_layers": 2}),
@@ -78,7 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": (
         "gpt_oss",
         WINDOW
-        | {"num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 1.5}
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, **LIMIT}
         | {"rope_parameters": YARN | {"truncate": False}},
     ),
     "llama, yarn": ("llama", {"rope_parameters": YARN}),

@@ -1,13 +1,11 @@
-"""A rank that sums with others over memory that they share, in Triton's interpreter: `summing_rank RANK SEGMENT...`.
+"""A rank that sums with others over memory that they share, in Triton's interpreter:
+`TRITON_INTERPRET=1 python -m tests.engine.kernels.summing_rank RANK SEGMENT...`.
 
 Each SEGMENT is a file of zeros, by rank. Ends with code 0 when every sum was right.
 """
 
-import os
 import sys
 from pathlib import Path
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
