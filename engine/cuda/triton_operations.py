@@ -1,8 +1,8 @@
 """The model's work around attention as fused Triton kernels: on a GPU, and in tests in Triton's interpreter.
 
 Matrix products of one or two rows are Triton's too, with norm, gate and residual inside; for more rows cuBLAS is
-faster. Where weights have 8 bits, so have the rows that they are multiplied with, but for one or two rows and experts:
-there the time is that of reading the weights.
+faster. Where weights have 8 bits, so have the rows that they are multiplied with, but for one or two rows outside
+experts: there the time is that of reading the weights.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
 from engine.kernels.fp8_linear import fp8_linear
 from engine.kernels.grouped_linear import SILU, grouped_linear
-from engine.kernels.quantize_rows import quantize_rows
-from engine.kernels.rms_norm import rms_norm
+from engine.kernels.quantize_rows import QuantizedRows, quantize_rows
+from engine.kernels.rms_norm import quantized_norm, rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
 from engine.model.experts import Experts
-from engine.model.fp8_matrix import Weight
+from engine.model.fp8_matrix import Fp8Matrix, Weight
 
 
 class TritonOperations:
@@ -30,6 +30,9 @@ class TritonOperations:
 
     def __init__(self, sampled: Tensor) -> None:
         self._sampled = sampled
+        self._begun: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by address: rows of the stream, and what a norm adds to them
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)
@@ -38,14 +41,14 @@ class TritonOperations:
         return small_linear(x, weight, out=out) if is_small(x) else _product(x, weight, out)
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
-        return rms_norm(hidden, weights, eps, parts)
+        return rms_norm(hidden, weights, eps, (*parts, *self._parts(hidden)))
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
-        return _product(rms_norm(hidden, norm, eps), weight, out)
+        return self._norm_product(hidden, norm, eps, weight, out)
 
     def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         if is_small(x):
@@ -55,7 +58,7 @@ class TritonOperations:
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
-        return self.gated_linear(rms_norm(hidden, norm, eps), gate_up)
+        return silu_mul(self._norm_product(hidden, norm, eps, gate_up))
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         if is_small(x):
@@ -63,7 +66,8 @@ class TritonOperations:
         elif isinstance(weight, Tensor):
             hidden.addmm_(x, weight.t())
         else:
-            hidden.add_(_product(x, weight))
+            self.settle(hidden)
+            self._begun[hidden.data_ptr()] = (hidden, _product(x, weight))
 
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
@@ -90,19 +94,37 @@ class TritonOperations:
         expert_sum(_outputs(x, chosen, experts, biased=True), weights, hidden, add=True)
 
     def settle(self, hidden: Tensor) -> None:
-        """Nothing is left open."""
+        begun, self._begun = self._begun, {}
+        for rows, part in begun.values():
+            rows.add_(part)
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
+
+    def _parts(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """What the norm of `hidden` adds to it."""
+        return self._begun.pop(hidden.data_ptr(), ())[1:]
+
+    def _norm_product(
+        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
+    ) -> Tensor:
+        parts = self._parts(hidden)
+        if isinstance(weight, Tensor):
+            return _product(rms_norm(hidden, norm, eps, parts), weight, out)
+        return _quantized_product(quantized_norm(hidden, norm, eps, parts), weight, hidden.dtype, out)
 
 
 def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
     if isinstance(weight, Tensor):
         return torch.mm(x, weight.t(), out=out)
+    return _quantized_product(quantize_rows(x.contiguous()), weight, x.dtype, out)
+
+
+def _quantized_product(rows: QuantizedRows, weight: Fp8Matrix, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    values, scales = rows
     if out is None:
-        out = x.new_empty(len(x), len(weight))
-    values, scales = quantize_rows(x.contiguous())
-    if weight.group != x.shape[1] or out.dtype != torch.bfloat16 or not x.is_cuda:
+        out = values.new_empty(len(values), len(weight), dtype=dtype)
+    if weight.group != values.shape[1] or out.dtype != torch.bfloat16 or not values.is_cuda:
         return fp8_linear(values, scales, weight, out)
     return torch._scaled_mm(
         values, weight.values.t(), scales, weight.scales.t(), out_dtype=out.dtype, use_fast_accum=True, out=out

@@ -1,7 +1,8 @@
 """Matrix products of rows with the weights of each row's expert, with the experts' activations inside.
 
-Rows of one expert form tiles. How many tiles an expert has is found on the device: the grid is as large as it can be,
-and programs without a tile end at once, so a CUDA graph can capture the launch.
+Where weights have 8 bits, so have the rows. Rows of one expert form tiles. How many tiles an expert has is found on the
+device: the grid is as large as it can be, and programs without a tile end at once, so a CUDA graph can capture the
+launch.
 """
 
 from functools import cache
@@ -15,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.expert_order import ExpertOrder
+from engine.kernels.quantize_rows import quantize_rows
 from engine.model.experts import ClampedGate
 from engine.model.fp8_matrix import Weight, operands
 from runtime.device.quick_launch import QuickLaunch
@@ -83,11 +85,14 @@ def grouped_linear(
     columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
     block_n = columns // 2 if gated else columns
     values, scales, group = operands(weights, x)
-    inner = min(tiles.inner, max(16, triton.next_power_of_2(group or k)))
+    rows, row_scales = quantize_rows(x) if group else (x, x)
+    bytes_of_one = 1 if group else 2  # tiles are those of 2
+    inner = min(tiles.inner * 2 // bytes_of_one, max(32, triton.next_power_of_2(group or k)))
     overlap, alone = dependent_launch(x), order.first is None
     num_tiles = pairs if alone else pairs // tiles.rows + min(num_experts, pairs)
     _grouped_linear[(triton.cdiv(n, block_n), num_tiles)](
-        x,
+        rows,
+        row_scales,
         values,
         scales,
         x if biases is None else biases,
@@ -126,6 +131,7 @@ def grouped_linear(
 @triton.jit
 def _grouped_linear(
     x,
+    row_scales,
     weights,
     scales,
     biases,
@@ -192,6 +198,8 @@ def _grouped_linear(
         at_x = x + (pair // PAIRS_PER_ROW).to(tl.int64)[:, None] * K + inner[None, :]
         at_weights = weights + expert.to(tl.int64) * expert_stride
         at_weights += weight_rows.to(tl.int64)[None, :] * row_stride + inner.to(tl.int64)[:, None] * inner_stride
+        if GROUP > 0:
+            at_scales = scales + (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP)
         product = tl.zeros((BLOCK_M, width), tl.float32)
         for start in tl.range(0, K, BLOCK_K):
             if EVEN:
@@ -201,14 +209,17 @@ def _grouped_linear(
                 in_k = start + inner < K
                 left = tl.load(at_x, mask=in_k[None, :], other=0.0)
                 right = tl.load(at_weights, mask=in_k[:, None] & is_row[None, :], other=0.0)
-            if GROUP > 0:
-                at_scales = scales + (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP) + start // GROUP
-                part = tl.dot(left, right.to(left.dtype), input_precision=PRECISION)
-                product += part * tl.load(at_scales, mask=is_row, other=0.0)[None, :]
+            if GROUP > 0 and GROUP < K:
+                scale = tl.load(at_scales + start // GROUP, mask=is_row, other=0.0)
+                product += tl.dot(left, right) * scale[None, :]
             else:
                 product = tl.dot(left, right, product, input_precision=PRECISION)
             at_x += BLOCK_K
             at_weights += BLOCK_K * inner_stride
+        if GROUP == K:
+            product *= tl.load(at_scales, mask=is_row, other=0.0)[None, :]
+        if GROUP > 0:
+            product *= tl.load(row_scales + pair // PAIRS_PER_ROW, mask=is_pair, other=0.0)[:, None]
         if BIASED:
             at_biases = biases + expert * (2 * N if GATED else N) + weight_rows
             product += tl.load(at_biases, mask=is_row, other=0.0).to(tl.float32)[None, :]

@@ -1,5 +1,7 @@
 """Activations in 8 bits: each row, a token's, is divided by a scale of its own."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -11,9 +13,15 @@ from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, size], contiguous -> float8_e4m3fn like it, and scales [rows, 1], float32. Products of both are near x:
-    the largest number of a row becomes F8_MAX."""
+class QuantizedRows(NamedTuple):
+    """Rows that are near values * scales. The largest number of a row is F8_MAX."""
+
+    values: Tensor  # [rows, size], float8_e4m3fn
+    scales: Tensor  # [rows, 1], float32
+
+
+def quantize_rows(x: Tensor) -> QuantizedRows:
+    """x: [rows, size], contiguous."""
     rows, size = x.shape
     values = torch.empty(rows, size, dtype=F8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
@@ -31,7 +39,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         num_warps=min(16, max(1, block // 512)),
         launch_pdl=overlap,
     )
-    return values, scales
+    return QuantizedRows(values, scales)
 
 
 @QuickLaunch
@@ -53,6 +61,13 @@ def _quantize_rows(
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE
     numbers = tl.load(x + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(numbers), axis=0) / MAX, LEAST)
+    numbers, scale = quantized(numbers, MAX, LEAST)
     tl.store(scales + row, scale)
-    tl.store(values + row * SIZE + columns, (numbers / scale).to(values.dtype.element_ty), mask=mask)
+    tl.store(values + row * SIZE + columns, numbers.to(values.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def quantized(numbers, MAX: tl.constexpr, LEAST: tl.constexpr):
+    """A row divided by its scale, and the scale."""
+    scale = tl.maximum(tl.max(tl.abs(numbers), axis=0) / MAX, LEAST)
+    return numbers / scale, scale

@@ -17,14 +17,18 @@ def weight(n: int, group: int) -> Fp8Matrix:
 
 
 def results(operations: Operations, x: Tensor, norm: Tensor, square: Fp8Matrix, gate_up: Fp8Matrix) -> list[Tensor]:
-    added, normed = x.clone(), x.clone()
+    added, normed, seen = x.clone(), x.clone(), x.clone()
     operations.add_linear(added, x, square)
+    operations.settle(added)
     operations.add_normed_linear(normed, x, square, norm, EPS)
+    operations.add_linear(seen, x, square)
+    operations.add_linear(seen, x, square)
+    after = operations.norm_linear(seen, norm, EPS, square)
     out = torch.empty(len(x) + 1, len(gate_up), dtype=x.dtype, device=x.device)
     operations.linear(x, gate_up, out[:-1])
     products = operations.linear(x, square), operations.norm_linear(x, norm, EPS, square)
     gated = operations.gated_linear(x, gate_up), operations.norm_gated_linear(x, norm, EPS, gate_up)
-    return [added - x, normed - x, out[:-1], *products, *gated]
+    return [added - x, normed - x, seen - x, after, out[:-1], *products, *gated]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
