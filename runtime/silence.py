@@ -11,8 +11,8 @@ class Silence:
     """How long a process has said nothing, by our looks at it.
 
     We count our looks and read no clock: after a time in which we did not run either, the process is not silent for
-    longer than one look. What it waits for a core in the second half of the limit is taken off, so that the limit
-    follows the load.
+    longer than one look. The first look counts nothing, because the process may have been heard just before it. What it
+    waits for a core in the second half of the limit is taken off, so that the limit follows the load.
     """
 
     def __init__(self, look_s: float, limit_s: float, pid: int | None) -> None:
@@ -27,9 +27,9 @@ class Silence:
         self._times_s: tuple[float, float] | None = None
 
     def look(self) -> bool:
-        """Whether the process has been silent for the limit, now that another `look_s` is over."""
+        """Whether the process has been silent for the limit at least, now that another `look_s` is over."""
         self._looks += 1
-        silent_s = self._looks * self._look_s
+        silent_s = (self._looks - 1) * self._look_s
         if self._proc is not None and silent_s >= self._limit_s / 2:
             silent_s -= self._waited_s(self._proc)
         return silent_s >= self._limit_s

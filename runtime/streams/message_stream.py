@@ -245,7 +245,7 @@ class MessageStream(asyncio.Protocol):
 
 
 def _silence_of(pid: int | None) -> Silence:
-    return Silence(PING_INTERVAL_S, (SILENT_PINGS + 1) * PING_INTERVAL_S, pid)
+    return Silence(PING_INTERVAL_S, SILENT_PINGS * PING_INTERVAL_S, pid)
 
 
 async def open_stream(
