@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.chaos.faults import strike_in
+from runtime.end_task import end_tasks
+from tests.chaos import faults
+from tests.chaos.faults import BORNE_S, strike_in
 from tests.chaos.machine.disk import Disk
 from tests.chaos.machine.hosts import HERE
 from tests.chaos.plan import Strike
@@ -64,6 +67,27 @@ async def test_a_worker_that_is_told_to_end_before_it_is_ready_ends_as_it_was_as
     assert (fleet.problems, "decode-7" in fleet.members) == ([], False)
 
 
+@pytest.mark.parametrize("fault", ["stop router", "routers frozen"])
+@pytest.mark.parametrize(("borne_s", "may_end"), [(60.0, False), (0.0, True)])
+async def test_a_router_that_hangs_may_be_killed_after_the_bound_and_not_before(
+    folder: Path, adopted: Adopted, monkeypatch: pytest.MonkeyPatch, fault: str, borne_s: float, may_end: bool
+) -> None:
+    monkeypatch.setattr(faults, "BORNE_S", borne_s)
+    fleet = UpFleet(BY_NAME["routers"], [HERE], folder, "mock", "cpu", Disk(folder))
+    adopted.kind, adopted.addresses = "router", {"grpc": "nowhere"}
+    supervisor = Up(SUPERVISOR, "supervisor", (), folder / "supervisor.log")
+    fleet.members |= {SUPERVISOR: supervisor, adopted.name: adopted}
+    tending = asyncio.create_task(fleet._tend_adopted(adopted))
+    striking = asyncio.create_task(strike_in(fleet, Strike(fault, 0.0, 0, 60.0)))
+    async with asyncio.timeout(20):
+        while psutil.Process(adopted.pid).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.001)
+        await adopted.kill()
+        await tending
+    await end_tasks(striking)
+    assert fleet.problems == ([] if may_end else [f"decode-1 ended unasked (struck: ['{fault}'])"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_supervisor_whose_router_was_killed_before_it_was_up_is_started_again(folder: Path) -> None:
@@ -94,3 +118,17 @@ async def test_a_router_that_ends_by_itself_is_a_problem_and_its_supervisor_star
         assert fleet.problems == [f"{router.name} ended unasked (struck: [])"]
         assert fleet.of("supervisor", "prefill", "decode") == others
         assert fleet.members[SUPERVISOR].lives == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("hold_s", "lives"), [(BORNE_S, True), (6.5, False)])
+async def test_a_router_that_is_stopped_lives_on_or_is_replaced_after_the_bound(
+    folder: Path, hold_s: float, lives: bool
+) -> None:
+    async with running_fleet(BY_NAME["routers"], folder / "routers", "mock", "cpu") as fleet:
+        before = fleet.of("router")
+        await strike_in(fleet, Strike("stop router", 0.0, 0, hold_s))
+        await fleet.until_whole()
+        assert fleet.problems == []
+        assert [router in fleet.of("router") for router in before] == [lives, True]
