@@ -49,6 +49,15 @@ def nearest(name: str, known: Iterable[str], kind: str = "field", prefix: str = 
     return f"; the nearest known {kind} is {prefix + near[0]!r}" if near else ""
 
 
+def drop_frames(error: BaseException) -> None:
+    """Drops the frames that `error`, and the errors behind it, came through. They hold what a request has sent, and
+    often, in a future or a task, the error itself; then all of it would stay until the garbage collector comes."""
+    behind: BaseException | None = error
+    while behind is not None:
+        error, behind = behind, behind.__cause__ or behind.__context__
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+
+
 class BatonError(Exception):
     """Base of every error that Baton raises on purpose."""
 

@@ -59,7 +59,11 @@ class Inbox:
                 await self._waiter
             if not self._deltas:
                 assert self._error is not None
-                raise self._error
+                error, self._error = self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # else it would stay with its frames, and with the request, until the collector comes
         deltas, self._deltas = self._deltas, []
         return deltas
 

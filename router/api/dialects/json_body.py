@@ -16,7 +16,7 @@ from msgspec import Raw, Struct
 from router.api.wishes.json_shape import check_shape
 from router.api.wishes.names import too_long
 from router.api.wishes.validation import IN_PLACE_BYTES
-from runtime.errors import InvalidRequestError, UnknownFieldError, nearest
+from runtime.errors import InvalidRequestError, UnknownFieldError, drop_frames, nearest
 from runtime.side_lane import SideLane
 
 ABSENT: Final = Raw(b"")
@@ -54,6 +54,7 @@ async def read_soon(
     except NotHereError as missing:
         if not await missing.find():
             raise
+        drop_frames(missing)
     return await lane.run(deadline_s, read, data, told)
 
 

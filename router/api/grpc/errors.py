@@ -18,6 +18,7 @@ from runtime.errors import (
     UnavailableError,
     UnknownModelError,
     WorkerLostError,
+    drop_frames,
 )
 from runtime.sparing import Sparing
 
@@ -37,8 +38,14 @@ class Status:
 
 
 def status_of(error: Exception, request_id: str) -> Status:
-    """Logs refusals, and exceptions that nobody raised on purpose; the status of the latter names only the request
-    id."""
+    """Logs refusals, and exceptions that nobody raised on purpose; the status of the latter names only the request id.
+    Then drops the frames of `error`, and with them the request's message."""
+    status = _status_of(error, request_id)
+    drop_frames(error)
+    return status
+
+
+def _status_of(error: Exception, request_id: str) -> Status:
     match error:
         case InvalidRequestError():
             spare(log.info, "request refused", request_id=request_id, reason=str(error))

@@ -25,6 +25,7 @@ from runtime.errors import (
     UnavailableError,
     UnknownModelError,
     WorkerLostError,
+    drop_frames,
 )
 from runtime.sparing import Sparing
 
@@ -55,7 +56,13 @@ def openai_form(status: int, error: ErrorBody, request_id: str) -> ErrorAnswer:
 
 def describe(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
     """(HTTP status, error). Logs refusals, and exceptions that nobody raised on purpose; the body of the latter names
-    only the request id."""
+    only the request id. Then drops the frames of `error`, and with them the request's body."""
+    described = _described(error, request_id)
+    drop_frames(error)
+    return described
+
+
+def _described(error: Exception, request_id: str) -> tuple[int, ErrorBody]:
     match error:
         case InvalidRequestError():
             spare(log.info, "request refused", request_id=request_id, reason=str(error))

@@ -1,7 +1,11 @@
 import asyncio
+import contextlib
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import psutil
@@ -60,6 +64,30 @@ async def test_messages_that_nobody_ends_have_a_common_budget_and_others_are_ser
         assert not any(task.done() for task in running)
         for task in running:
             task.cancel()
+
+
+async def test_a_message_that_is_refused_needs_no_collector(api: GrpcApi) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
+        call: Any = channel.unary_stream(GENERATE)  # takes and gives bytes
+        message = b"\xff" * (MESSAGE_BYTES - 100)
+
+        async def ask() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call(message, timeout=60).read()
+                raise AssertionError("it is answered")
+
+        await ask()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(5):
+                await ask()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert kept < 2 * MESSAGE_BYTES, "of five; one may not be gone yet"
 
 
 class Call:

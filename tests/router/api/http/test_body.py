@@ -1,16 +1,20 @@
 import asyncio
+import gc
 import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from router.api.http.server import HttpServer, serve_http
 from router.requests.body_budget import FREE_BYTES, BodyBudget
 from runtime.errors import UnavailableError
+from runtime.side_lane import SideLane
 from tests.router.api.conversations import app_of
 from tests.router.http_client import COMPLETION
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -26,6 +30,7 @@ OTHER_DOORS = (
     "/detokenize",
 )
 LONG = json.dumps(COMPLETION | {"prompt": "a" * 1000, "user": "u" * 200_000}).encode()
+NO_JSON = b'{"a' + b"a" * 1_000_000
 
 
 @pytest.fixture
@@ -108,3 +113,59 @@ async def test_a_body_that_is_compressed_is_refused_as_such(server: HttpServer, 
     assert refused.status_code == 400
     assert "content-encoding: is 'gzip'; send the body as it is" in refused.json()["error"]["message"]
     assert "content-encoding" not in taken.json()["error"]["message"]
+
+
+class Refused:
+    """A request whose long body is no JSON. `held`: bytes of memory in use at each part of its answer. `lane`: has
+    one thread, which has let go of the body when it takes other work."""
+
+    def __init__(self, path: str, lane: SideLane, held: list[int]) -> None:
+        self.scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "root_path": "",
+            "query_string": b"",
+            "headers": [],
+        }
+        self._lane = lane
+        self._held = held
+        self._asked = False
+
+    async def receive(self) -> Message:
+        if self._asked:
+            await asyncio.Event().wait()
+        self._asked = True
+        return {"type": "http.request", "body": NO_JSON, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        assert message.get("status", 400) == 400
+        await self._lane.run(None, int)
+        self._held.append(tracemalloc.get_traced_memory()[0])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", *OTHER_DOORS])
+async def test_a_body_that_is_refused_is_gone_before_its_answer_and_needs_no_collector(
+    tiny_model: Path, path: str
+) -> None:
+    lane, held = SideLane(threads=1), list[int]()
+    app = app_of(replace(make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model))), lane=lane))
+
+    async def ask() -> None:
+        refused = Refused(path, lane, held)
+        await app(refused.scope, refused.receive, refused.send)
+
+    await ask()
+    held.clear()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            await ask()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert max(held) < len(NO_JSON) / 2
