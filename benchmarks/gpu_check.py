@@ -221,6 +221,7 @@ def run_layers(
         hidden = model.embed(inputs.token_ids)
         for index, layer in enumerate(model.layers):
             layer.forward(hidden, attend)
+            model.operations.settle(hidden)
             layers[index].append(hidden.clone())
         logits.append(model.logits(hidden))
         start += size
@@ -242,7 +243,8 @@ def layers(source: random.Random, folder: Path) -> Iterator[Row]:
         errors.append(relative_error(logits, expected))
         agree = torch.equal(logits.argmax(-1), expected.argmax(-1))
         shown = " ".join(f"{error:.1e}" for error in errors)
-        yield "layers", f"{name}, block {block_size}", max(errors) < 1e-5 and agree, f"{shown} argmax equal {agree}"
+        limit = 1e-4 if files.config.attention_softcap else 1e-5  # a soft cap of 50 rounds scores to some 1e-5
+        yield "layers", f"{name}, block {block_size}", max(errors) < limit and agree, f"{shown} argmax equal {agree}"
 
 
 @torch.inference_mode()
