@@ -24,7 +24,6 @@ from tests.tiny_model import write_tiny_model
 NAMES = ("one", "two")
 FIRST_SEED = 3  # two models whose likeliest tokens are far apart
 TOKENS = 8
-ONE_GPU = {"limits": {"min_prefill": 0, "gpu_budget": 1}}
 BURST = 4  # requests at once, while others swap
 
 
@@ -53,12 +52,17 @@ class Told(list[tuple[str, str]]):
 
 @asynccontextmanager
 async def sleeping_models(
-    folders: dict[str, Path], journal: Path | None = None, first: dict[str, Any] | None = None, **entry: Any
+    folders: dict[str, Path],
+    journal: Path | None = None,
+    first: dict[str, Any] | None = None,
+    gpu_budget: int = 1,
+    **entry: Any,
 ) -> AsyncIterator[tuple[Service, Told]]:
     """They start asleep. `first`: what is another one in the entry of the first."""
     models = [{"name": name, "model": str(path), "asleep": "until_asked"} | entry for name, path in folders.items()]
     models[0] |= first or {}
-    planner = ONE_GPU | ({} if journal is None else {"journal": str(journal)})
+    limits = {"min_prefill": 0, "gpu_budget": gpu_budget}
+    planner = {"limits": limits} | ({} if journal is None else {"journal": str(journal)})
     async with running_service("smollm2", 0, 1, {"models": models, "planner": planner}) as service:
         told = Told()
         async with Sleepers(service.supervisor, told):
@@ -189,6 +193,32 @@ async def test_models_asked_for_at_once_wake_one_after_the_other_and_answer_befo
             awake += 1 if event == "awake" else -1
             assert 0 <= awake <= 1, told
         assert told.count(("awake", "one")) + told.count(("awake", "two")) <= 2 * rounds, "one woke in vain"
+
+
+async def test_a_model_wakes_while_the_worker_of_another_one_is_started_again(
+    folders: dict[str, Path], oracles: dict[str, Oracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, worker = random_prompt(50, seed=6), "decode-one-1"
+    right = {name: oracles[name].greedy(prompt, TOKENS) for name in NAMES}
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    async with sleeping_models(folders, gpu_budget=2, wake_timeout_s=60.0) as (service, told):
+        start_again = service.supervisor.start_again
+
+        async def slowly(worker_id: str) -> None:
+            begun.set()
+            await go_on.wait()
+            await start_again(worker_id)
+
+        monkeypatch.setattr(service.supervisor, "start_again", slowly)
+        service.kill(worker)
+        await service.supervisor.children[worker].wait()
+        slow = asyncio.create_task(ask(service, "one", prompt))
+        await begun.wait()
+        assert (await ask(service, "two", prompt)).token_ids == right["two"]
+        assert told == [("awake", "two")]
+        go_on.set()
+        assert (await slow).token_ids == right["one"]
+        service.note_pids()
 
 
 @pytest.mark.slow

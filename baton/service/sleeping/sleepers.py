@@ -42,7 +42,8 @@ class Sleepers:
         self._tell = tell
         self._models: list[ModelWorkers] = []
         self._journal: Journal | None = None
-        self._turn = asyncio.Lock()  # one model at a time falls asleep or wakes
+        self._turn = asyncio.Lock()  # one model at a time finds room, and others fall asleep for it
+        self._waking: dict[str, asyncio.Task[Outcome]] = {}  # by model; each holds its room
         self._closing = AsyncExitStack()
 
     async def __aenter__(self) -> "Sleepers":
@@ -63,7 +64,7 @@ class Sleepers:
             self._closing.push_async_callback(model.close)
             await nats.answer(wake_subject(model.namespace), partial(self._answer, model))
         task = asyncio.create_task(self._watch_idle(), name="idle models")
-        self._closing.push_async_callback(end_tasks, task)
+        self._closing.push_async_callback(lambda: end_tasks(task, *self._waking.values()))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -73,7 +74,7 @@ class Sleepers:
         """GPUs that are not for other models: those where workers of models that sleep are, and without GPUs enough for
         the largest of these models, or for those that are awake."""
         sleepers = [model for model in self._models if model.entry.sleeps]
-        awake = sum((self._holds(model) for model in sleepers if model.is_awake), Counter[str]())
+        awake = sum((self._holds(model) for model in sleepers if self._is_up(model)), Counter[str]())
         places = Counter[str]()
         for model in sleepers:
             places |= self._holds(model)
@@ -88,25 +89,41 @@ class Sleepers:
             async with self._turn:
                 if time.monotonic() >= deadline_s:
                     break  # whoever asked has left
-                if model.can_answer:
-                    return Outcome("awake")
-                if not model.can_wake:
-                    return Outcome("none")
-                decision = self._room_for(model)
-                if isinstance(decision, Swap):
-                    return await self._swap(model, decision, max(0.0, deadline_s - time.monotonic()))
-            problem = decision.reason
+                waking = self._waking.get(model.entry.name)
+                if waking is None:
+                    if model.can_answer:
+                        return Outcome("awake")
+                    if not model.can_wake:
+                        return Outcome("none")
+                    decision = self._room_for(model)
+                    if isinstance(decision, Swap):
+                        waking = await self._swap(model, decision, max(0.0, deadline_s - time.monotonic()))
+                    else:
+                        problem = decision.reason
+            if waking is not None:
+                return await asyncio.shield(waking)
             await asyncio.sleep(AGAIN_S)
         return Outcome("busy", problem)
 
-    async def _swap(self, model: ModelWorkers, swap: Swap, left_s: float) -> Outcome:
-        """Requests of those that fall asleep have `left_s` to end."""
-        began_s, outcome = time.time(), Outcome("awake")
-        others, why = [one for one in self._models if one.entry.name in swap.asleep], f"{model.entry.name} is asked for"
-        slept = await asyncio.gather(*(self._sleep(one, left_s, why) for one in others), return_exceptions=True)
-        if (failed := next(filter(None, slept), None)) is not None:
-            if not isinstance(failed, BatonError):
-                raise failed
+    async def _swap(self, model: ModelWorkers, swap: Swap, left_s: float) -> asyncio.Task[Outcome]:
+        """Requests of those that fall asleep have `left_s` to end. The model wakes in the task that is returned."""
+        began_s, name = time.time(), model.entry.name
+        others = [one for one in self._models if one.entry.name in swap.asleep]
+        slept = await asyncio.gather(
+            *(self._sleep(one, left_s, f"{name} is asked for") for one in others), return_exceptions=True
+        )
+        failed = next(filter(None, slept), None)
+        if failed is not None and not isinstance(failed, BatonError):
+            raise failed
+        task = asyncio.create_task(self._finish(model, swap, began_s, failed), name=f"{name} wakes")
+        self._waking[name] = task
+        task.add_done_callback(lambda _: self._waking.pop(name))
+        return task
+
+    async def _finish(self, model: ModelWorkers, swap: Swap, began_s: float, failed: BatonError | None) -> Outcome:
+        """failed: why one stays awake that was to make room."""
+        outcome = Outcome("awake")
+        if failed is not None:
             outcome = Outcome("busy", str(failed)[:MAX_TEXT])
         else:
             try:
@@ -126,7 +143,12 @@ class Sleepers:
                             await self._idle_sleep(model)
 
     def _is_idle(self, model: ModelWorkers) -> bool:
-        return model.entry.sleeps and model.is_awake and model.idle_s >= model.entry.idle_s
+        is_waking = model.entry.name in self._waking
+        return model.entry.sleeps and model.is_awake and not is_waking and model.idle_s >= model.entry.idle_s
+
+    def _is_up(self, model: ModelWorkers) -> bool:
+        """Whether its room is taken."""
+        return model.is_awake or model.entry.name in self._waking
 
     async def _idle_sleep(self, model: ModelWorkers) -> None:
         try:
@@ -151,8 +173,8 @@ class Sleepers:
             name=model.entry.name,
             holds=self._holds(model),
             priority=model.entry.priority,
-            is_awake=model.is_awake,
-            sleeps=model.entry.sleeps,
+            is_awake=self._is_up(model),
+            sleeps=model.entry.sleeps and model.entry.name not in self._waking,
             idle_s=model.idle_s,
             awake_s=model.awake_s,
             wake_took_s=model.wake_took_s,
