@@ -39,7 +39,7 @@ from runtime.security.secret import Secret
 from runtime.security.tls import Tls
 
 HEALTH_INTERVAL_S = 0.2
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096  # also bounds the threads of gRPC, which wants one for each that has work
 CONNECTION_AGE_S = 10.0
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 ADMIN = "/baton.v1.Admin/"
