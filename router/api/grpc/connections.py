@@ -1,16 +1,19 @@
-"""The connections of gRPC clients, of which those that have shown nothing are closed when places run short.
+"""The connections of gRPC clients, of which those that have shown nothing are closed when places or memory run short.
 
 gRPC accepts connections in native code, up to a limit, and shows them to nobody. So they are looked up among the open
-files of this process: the sockets at the gRPC port.
+files of this process: the sockets at the gRPC port. Until a client has agreed to the server's settings, gRPC holds
+heads of 16 MiB, which it shows to nobody, either; but the system knows how many bytes have come.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
@@ -18,10 +21,14 @@ import structlog
 
 from runtime.sparing import Sparing
 
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.05
 LOOK_SHARE: Final = 0.05  # of the time goes into looks, at most
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
+GROWN_BYTES: Final = 16 << 20  # of this process, from which on what connections have sent is looked at
+UNSEEN_BYTES: Final = 32 << 20  # of calls that wait to be read, and what surrounds messages
+HEAD_BYTES: Final = 1024  # of a call
+RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of struct tcp_info in linux/tcp.h
 OPEN_FILES: Final = "/proc/self/fd"
 
 Peer = tuple[str, int]  # address and port
@@ -31,11 +38,15 @@ spare = Sparing(lines=1)
 
 
 class GrpcConnections:
-    """A connection is closed the sooner the longer it has made no call that asks for text or for something of the
-    service; while such a call runs it is not."""
+    """For want of places a connection is closed the sooner the longer it has made no call that asks for text or for
+    something of the service; while such a call runs it is not. `message_bytes`: of messages that are read at once, over
+    all connections. When more have come that nobody has read, those with most of them are closed."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, message_bytes: int) -> None:
         self._places = places
+        self._unread_bytes = message_bytes + UNSEEN_BYTES
+        self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
+        self._memory_bytes = _memory_bytes()  # at the last look, or less
         self._running: Counter[Peer] = Counter()  # calls
         self._ended: dict[Peer, None] = {}  # peers with a call that has ended, the latest last
         self._open: dict[Peer, None] = {}  # at the last look, the oldest first
@@ -53,6 +64,10 @@ class GrpcConnections:
                 del self._running[peer]
             self._ended.pop(peer, None)
             self._ended[peer] = None
+
+    def has_read(self, shown_peer: str, num_bytes: int) -> None:
+        """A message, of a call of its own or of a stream."""
+        self._read[_peer_of(shown_peer)] += num_bytes + HEAD_BYTES
 
     def leave(self, port: int) -> None:
         """Who connects from now on reaches another process that listens on the port, or none."""
@@ -73,7 +88,10 @@ class GrpcConnections:
         while True:
             await asyncio.sleep(pause_s)
             began_s = time.monotonic()
-            if len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
+            self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
+            has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
+            if has_grown or len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
+                self._memory_bytes = memory_bytes
                 await asyncio.to_thread(self._look, port)
             pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
 
@@ -83,6 +101,8 @@ class GrpcConnections:
             now = {peer: one for peer, one in copies if peer is not None}
             self._open = {peer: None for peer in (*self._open, *now) if peer in now}
             self._ended = {peer: None for peer in self._ended if peer in now}
+            self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
+            self._close_fullest(now)
             if len(now) <= CROWDED * self._places:
                 return
             silent = [peer for peer in self._open if peer not in self._ended]
@@ -93,6 +113,21 @@ class GrpcConnections:
                     now[peer].shutdown(socket.SHUT_RDWR)
             reason = f"{len(now)} of {self._places} places are taken"
             spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
+
+    def _close_fullest(self, now: dict[Peer, socket.socket]) -> None:
+        """Those that have made no call come first."""
+        unread = {peer: max(0, _received_bytes(one) - self._read[peer]) for peer, one in now.items()}
+        surplus, closed = sum(unread.values()) - self._unread_bytes, 0
+        has_called = {*self._running, *self._ended}
+        for peer in sorted(unread, key=lambda peer: (peer in has_called, -unread[peer])):
+            if surplus <= 0:
+                break
+            surplus -= unread[peer]
+            with contextlib.suppress(OSError):
+                now[peer].shutdown(socket.SHUT_RDWR)
+            closed += 1
+        if closed:
+            spare(log.warning, "gRPC connections are closed that send what no call reads", closed=closed)
 
 
 def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:
@@ -115,6 +150,19 @@ def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:
                 yield peer, copy
             else:
                 copy.close()
+
+
+def _memory_bytes() -> int:
+    """Of this process, resident."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def _received_bytes(one: socket.socket) -> int:
+    """Since it connected; 0 where the system does not say."""
+    with contextlib.suppress(OSError, struct.error):
+        (received,) = RECEIVED.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size))
+        return int(received)
+    return 0
 
 
 def _peer_of(shown: str) -> Peer:

@@ -83,6 +83,7 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
         async with self._receiving.message(context, self._enter_tenant(context)) as data:
             if data is None:
                 return None
+            self._connections.has_read(context.peer(), len(data))
             if kind is None:
                 return _or_empty(decode, data)
             try:

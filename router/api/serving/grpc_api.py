@@ -75,7 +75,7 @@ class GrpcApi:
         models = self._models = Models((frontend, *(model for model, _ in others)))
         self._calls = Calls(models, keys)
         self._health = health.aio.HealthServicer()
-        self._connections = GrpcConnections(max_connections)
+        self._connections = GrpcConnections(max_connections, models.bodies.limit_bytes)
         self._tls = tls
         size_limit = ("grpc.max_receive_message_length", models.config.max_body_bytes)
         receiving = Receiving(models.bodies.limit_bytes, models.config.max_body_bytes)

@@ -12,8 +12,9 @@ import pytest
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc import connections
 from router.api.grpc.connections import GrpcConnections, _peer_of, _sockets_at
-from router.api.serving.grpc_api import GrpcApi
-from tests.fuzz.doors.http2_frames import PREFACE, SETTINGS, frame
+from router.api.serving import grpc_api
+from router.api.serving.grpc_api import SERVER_OPTIONS, GrpcApi
+from tests.fuzz.doors.http2_frames import CONTINUATION, HEADERS, PREFACE, SETTINGS, frame, literal
 from tests.router.api.conversations import grpc_serving
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
 
@@ -24,7 +25,7 @@ PLACES = 40
 async def api(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GrpcApi]:
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
-    async with grpc_serving(frontend, max_connections=PLACES) as api:
+    async with grpc_serving(frontend, max_connections=PLACES, connection_age_s=600.0) as api:
         yield api
 
 
@@ -62,8 +63,39 @@ async def test_who_asks_for_nothing_makes_room_for_who_does(api: GrpcApi, said: 
             await calls(asked)
 
 
+async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC would hold 16 MiB for each client that does not agree to its settings. Messages that calls have read count
+    for nothing."""
+    of_a_head, unknown_field = literal("x" * 100, "y" * 3900), b"\x92\x03\x80\x80\x20" + bytes(1 << 19)
+    patient = [(name, value) for name, value in SERVER_OPTIONS if name != "grpc.http2.settings_timeout"]
+    monkeypatch.setattr(grpc_api, "SERVER_OPTIONS", [*patient, ("grpc.http2.settings_timeout", 600_000)])
+    monkeypatch.setattr(connections, "UNSEEN_BYTES", 0)
+    monkeypatch.setattr(connections, "GROWN_BYTES", 0)
+    frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
+    limit = frontend.bodies.limit_bytes
+
+    async def until_closed(api: GrpcApi) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, of_a_head))
+            writer.write(frame(CONTINUATION, 0, 1, of_a_head) * (limit // len(of_a_head)))
+            await reader.read()
+        writer.close()
+
+    async with grpc_serving(frontend, connection_age_s=600.0) as api:
+        known, asked = stub(api)
+        async with known:
+            for _ in range(2 * limit // len(unknown_field)):
+                await known.unary_unary("/baton.v1.Inference/ListModels")(unknown_field, timeout=60)
+            await asyncio.gather(*(until_closed(api) for _ in range(3)))
+            assert known.get_state() is grpc.ChannelConnectivity.READY, "it was never closed"
+            await asked.ListModels(pb.ListModelsRequest(), timeout=60)
+
+
 def test_a_connection_counts_as_idle_between_its_calls() -> None:
-    crowd = GrpcConnections(PLACES)
+    crowd = GrpcConnections(PLACES, 0)
     with crowd.call("ipv4:127.0.0.1:80"), crowd.call("ipv4:127.0.0.1:80"):
         assert dict(crowd._running) == {("127.0.0.1", 80): 2}
     assert (dict(crowd._running), list(crowd._ended)) == ({}, [("127.0.0.1", 80)])
