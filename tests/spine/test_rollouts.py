@@ -31,7 +31,7 @@ from tests.spine.steady_load import Load, steady_load
 from tests.tiny_model import write_tiny_model
 
 LIMIT_S = 300.0
-PAUSE_S = 3.0  # that a replay takes on a busy machine
+PAUSE_S = 10.0  # half of drain_timeout_s: nobody waits for a drain; a replay takes up to 5 s on a busy machine
 MAX_TOKENS = 100
 PROMPTS = [[token % 250 + 3 for token in random_prompt(40 + 13 * i, seed=i)] for i in range(24)]
 PAIR = {"workers": {"prefill": 1, "decode": 1, "per_process": 1, "ready_timeout_s": 60.0, "drain_timeout_s": 20.0}}
