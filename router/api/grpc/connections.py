@@ -92,17 +92,18 @@ class GrpcConnections:
             has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
             if has_grown or len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
                 self._memory_bytes = memory_bytes
-                await asyncio.to_thread(self._look, port)
+                await self._look(port)
             pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
 
-    def _look(self, port: int) -> None:
+    async def _look(self, port: int) -> None:
+        """Only what asks the system is in a thread, because calls change the rest meanwhile."""
         with contextlib.ExitStack() as closing:
-            copies = [(peer, closing.enter_context(one)) for peer, one in _sockets_at(port)]
-            now = {peer: one for peer, one in copies if peer is not None}
+            copies = await asyncio.to_thread(lambda: [*_clients_at(port, closing)])
+            now = {peer: one for peer, one, _ in copies}
             self._open = {peer: None for peer in (*self._open, *now) if peer in now}
             self._ended = {peer: None for peer in self._ended if peer in now}
             self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
-            self._close_fullest(now)
+            self._close_fullest(now, {peer: received for peer, _, received in copies})
             if len(now) <= CROWDED * self._places:
                 return
             silent = [peer for peer in self._open if peer not in self._ended]
@@ -114,9 +115,9 @@ class GrpcConnections:
             reason = f"{len(now)} of {self._places} places are taken"
             spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
 
-    def _close_fullest(self, now: dict[Peer, socket.socket]) -> None:
-        """Those that have made no call come first."""
-        unread = {peer: max(0, _received_bytes(one) - self._read[peer]) for peer, one in now.items()}
+    def _close_fullest(self, now: dict[Peer, socket.socket], received: dict[Peer, int]) -> None:
+        """Those that have made no call come first. received: bytes."""
+        unread = {peer: max(0, count - self._read[peer]) for peer, count in received.items()}
         surplus, closed = sum(unread.values()) - self._unread_bytes, 0
         has_called = {*self._running, *self._ended}
         for peer in sorted(unread, key=lambda peer: (peer in has_called, -unread[peer])):
@@ -150,6 +151,14 @@ def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:
                 yield peer, copy
             else:
                 copy.close()
+
+
+def _clients_at(port: int, closing: contextlib.ExitStack) -> Iterator[tuple[Peer, socket.socket, int]]:
+    """Copies of the sockets of clients, and the bytes that they have received. closing: closes the copies."""
+    for peer, one in _sockets_at(port):
+        closing.enter_context(one)
+        if peer is not None:
+            yield peer, one, _received_bytes(one)
 
 
 def _memory_bytes() -> int:
