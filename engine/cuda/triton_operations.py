@@ -30,9 +30,8 @@ class TritonOperations:
 
     def __init__(self, sampled: Tensor) -> None:
         self._sampled = sampled
-        self._begun: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # by address: rows of the stream, and what a norm adds to them
+        # By address: rows of the stream, and what their next norm adds to them.
+        self._begun: dict[int, tuple[Tensor, Tensor]] = {}
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)

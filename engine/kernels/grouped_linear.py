@@ -79,15 +79,12 @@ def grouped_linear(
     """
     pairs, (num_experts, n, k) = len(order.pairs), weights.shape
     gated, clamped = gate is not None, gate if isinstance(gate, ClampedGate) else None
-    n = n // 2 if gated else n
+    n //= 2 if gated else 1
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
     tiles = tiles or tiles_for(pairs, num_experts, x.dtype, x.device)
-    columns = min(tiles.columns, max(32, triton.next_power_of_2(2 * n if gated else n)))
-    block_n = columns // 2 if gated else columns
     values, scales, group = operands(weights, x)
     rows, row_scales = quantize_rows(x) if group else (x, x)
-    bytes_of_one = 1 if group else 2  # tiles are those of 2
-    inner = min(tiles.inner * 2 // bytes_of_one, max(32, triton.next_power_of_2(group or k)))
+    block_n, inner = _blocks(tiles, n, group or k, gated=gated, eight_bits=group > 0)
     overlap, alone = dependent_launch(x), order.first is None
     num_tiles = pairs if alone else pairs // tiles.rows + min(num_experts, pairs)
     _grouped_linear[(triton.cdiv(n, block_n), num_tiles)](
@@ -125,6 +122,13 @@ def grouped_linear(
         launch_pdl=overlap,
     )
     return out
+
+
+def _blocks(tiles: Tiles, n: int, depth: int, *, gated: bool, eight_bits: bool) -> tuple[int, int]:
+    """Columns of the result and depth of a program's tile. depth: at most."""
+    halves, deepest = 1 + gated, 2 * tiles.inner if eight_bits else tiles.inner  # of 8 bits in as many bytes
+    columns = min(tiles.columns, max(32, triton.next_power_of_2(halves * n)))
+    return columns // halves, min(deepest, max(32, triton.next_power_of_2(depth)))
 
 
 @QuickLaunch

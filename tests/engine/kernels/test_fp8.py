@@ -16,11 +16,8 @@ from engine.model.fp8_matrix import F8_MAX, Fp8Matrix, rounded
 from tests.engine.kernels.device import DEVICE, DTYPES, F8_ERROR, TOLERANCE, random, relative_error
 from tests.engine.kernels.references import small_linear_reference
 
-SUM_ERROR = {
-    torch.float32: 3e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 6e-2,
-}  # tensor cores round sums of 8-bit products
+# Tensor cores round sums of 8-bit products.
+SUM_ERROR = {torch.float32: 3e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def matrix(*shape: int, group: int) -> Fp8Matrix:
