@@ -1,11 +1,11 @@
 """What a body of JSON is read as, and how often."""
 
-import gc
 import weakref
 
 from router.api.dialects.json_body import NotHereError, read_soon
 from router.api.wishes.validation import IN_PLACE_BYTES
 from runtime.side_lane import SideLane
+from tests.no_collector import no_collector
 
 
 class Told:
@@ -26,11 +26,7 @@ async def test_what_was_found_elsewhere_leaves_nothing_of_the_first_reading() ->
         return len(data)
 
     gone = weakref.ref(told)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         assert await read_soon(lane, None, read, b" " * 2 * IN_PLACE_BYTES, told) == 2 * IN_PLACE_BYTES
         del told
         assert gone() is None
-    finally:
-        gc.enable()

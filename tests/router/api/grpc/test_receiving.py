@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import gc
 import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from router.requests.body_budget import BodyBudget
 from runtime.config.serving import RouterConfig
 from runtime.errors import OverloadedError
 from runtime.security.grpc_bearer import LOOKAHEAD_BYTES
+from tests.no_collector import no_collector
 from tests.router.api.conversations import grpc_serving
 from tests.router.api.grpc.unfinished_messages import Unfinished
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -77,16 +77,10 @@ async def test_a_message_that_is_refused_needs_no_collector(api: GrpcApi) -> Non
                 raise AssertionError("it is answered")
 
         await ask()
-        gc.collect()
-        gc.disable()
-        tracemalloc.start()
-        try:
+        with no_collector():
             for _ in range(5):
                 await ask()
             kept, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-            gc.enable()
         assert kept < 2 * MESSAGE_BYTES, "of five; one may not be gone yet"
 
 

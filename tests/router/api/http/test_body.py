@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import gzip
 import json
 import tracemalloc
@@ -15,6 +14,7 @@ from router.api.http.server import HttpServer, serve_http
 from router.requests.body_budget import FREE_BYTES, BodyBudget
 from runtime.errors import UnavailableError
 from runtime.side_lane import SideLane
+from tests.no_collector import no_collector
 from tests.router.api.conversations import app_of
 from tests.router.http_client import COMPLETION
 from tests.router.scripted_generator import ScriptedGenerator, make_frontend, tiny_tokenizer
@@ -159,13 +159,7 @@ async def test_a_body_that_is_refused_is_gone_before_its_answer_and_needs_no_col
 
     await ask()
     held.clear()
-    gc.collect()
-    gc.disable()
-    tracemalloc.start()
-    try:
+    with no_collector():
         for _ in range(3):
             await ask()
-    finally:
-        tracemalloc.stop()
-        gc.enable()
     assert max(held) < len(NO_JSON) / 2
