@@ -192,10 +192,15 @@ def _serve(control: socket.socket) -> Request:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, socket.socket] = {}
     while True:
-        for source in select.select([control, wake], [], [])[0]:
+        pids = {connection: pid for pid, connection in children.items()}
+        for source in select.select([control, wake, *pids], [], [])[0]:
             if source is wake:
                 wake.recv(4096)
                 _tell_ends(children)
+                continue
+            if source is not control:
+                if pids[source] in children:  # closed by who asked for it, perhaps before it was told the pid
+                    os.kill(pids[source], signal.SIGKILL)
                 continue
             said, given, _, _ = socket.recv_fds(control, 1, 1)
             if not said:
@@ -210,7 +215,8 @@ def _serve(control: socket.socket) -> Request:
                     one.close()
                 return _become(Request(*json.loads(data)), descriptors)
             children[pid] = connection
-            connection.sendall(b"%d\n" % pid)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"%d\n" % pid)
             for each in descriptors:
                 os.close(each)
 
