@@ -7,6 +7,7 @@ heads of 16 MiB, which it shows to nobody, either; but the system knows how many
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import socket
 import struct
@@ -22,12 +23,12 @@ import structlog
 from runtime.sparing import Sparing
 
 LOOK_S: Final = 0.05
-LOOK_SHARE: Final = 0.05  # of the time goes into looks, at most
+LOOK_SHARE: Final = 0.05  # of the time goes into looks, at most, while this process does not grow
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
 GROWN_BYTES: Final = 16 << 20  # of this process, from which on what connections have sent is looked at
-UNSEEN_BYTES: Final = 32 << 20  # of calls that wait to be read, and what surrounds messages
-HEAD_BYTES: Final = 1024  # of a call
+UNSEEN_BYTES: Final = 32 << 20  # of heads that no call has come of, and what surrounds messages
+FRAMES_BYTES: Final = 1024  # of a call, around its head and a message
 RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of struct tcp_info in linux/tcp.h
 OPEN_FILES: Final = "/proc/self/fd"
 
@@ -40,14 +41,17 @@ spare = Sparing(lines=1)
 class GrpcConnections:
     """For want of places a connection is closed the sooner the longer it has made no call that asks for text or for
     something of the service; while such a call runs it is not. `message_bytes`: of messages that are read at once, over
-    all connections. When more have come that nobody has read, those with most of them are closed."""
+    all connections. When more have come that nobody has read, or heads alone are more than they should be, those with
+    most of them are closed."""
 
     def __init__(self, places: int, message_bytes: int) -> None:
         self._places = places
         self._unread_bytes = message_bytes + UNSEEN_BYTES
         self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._memory_bytes = _memory_bytes()  # at the last look, or less
+        self._has_closed = False  # connections that have sent too much, since what was freed has been returned
         self._running: Counter[Peer] = Counter()  # calls
+        self._reading: Counter[Peer] = Counter()  # messages
         self._ended: dict[Peer, None] = {}  # peers with a call that has ended, the latest last
         self._open: dict[Peer, None] = {}  # at the last look, the oldest first
 
@@ -55,19 +59,20 @@ class GrpcConnections:
     def call(self, shown_peer: str) -> Iterator[None]:
         """`shown_peer`: as gRPC has it."""
         peer = _peer_of(shown_peer)
-        self._running[peer] += 1
         try:
-            yield
+            with _one_more(self._running, peer):
+                yield
         finally:
-            self._running[peer] -= 1
-            if not self._running[peer]:
-                del self._running[peer]
             self._ended.pop(peer, None)
             self._ended[peer] = None
 
-    def has_read(self, shown_peer: str, num_bytes: int) -> None:
+    def reading(self, shown_peer: str) -> contextlib.AbstractContextManager[None]:
         """A message, of a call of its own or of a stream."""
-        self._read[_peer_of(shown_peer)] += num_bytes + HEAD_BYTES
+        return _one_more(self._reading, _peer_of(shown_peer))
+
+    def has_read(self, shown_peer: str, num_bytes: int) -> None:
+        """Of a message, and of the head of its call."""
+        self._read[_peer_of(shown_peer)] += num_bytes + FRAMES_BYTES
 
     def leave(self, port: int) -> None:
         """Who connects from now on reaches another process that listens on the port, or none."""
@@ -90,10 +95,14 @@ class GrpcConnections:
             began_s = time.monotonic()
             self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
             has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
+            if has_grown and self._has_closed:
+                await asyncio.to_thread(_return_freed)
+                self._has_closed = False
+            if has_grown:
+                self._memory_bytes = _memory_bytes()
             if has_grown or len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
-                self._memory_bytes = memory_bytes
                 await self._look(port)
-            pause_s = max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
+            pause_s = LOOK_S if has_grown else max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
 
     async def _look(self, port: int) -> None:
         """Only what asks the system is in a thread, because calls change the rest meanwhile."""
@@ -116,19 +125,45 @@ class GrpcConnections:
             spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
 
     def _close_fullest(self, now: dict[Peer, socket.socket], received: dict[Peer, int]) -> None:
-        """Those that have made no call come first. received: bytes."""
+        """received: bytes. While a connection's messages are not read, all that comes over it is heads."""
         unread = {peer: max(0, count - self._read[peer]) for peer, count in received.items()}
-        surplus, closed = sum(unread.values()) - self._unread_bytes, 0
-        has_called = {*self._running, *self._ended}
-        for peer in sorted(unread, key=lambda peer: (peer in has_called, -unread[peer])):
-            if surplus <= 0:
-                break
-            surplus -= unread[peer]
+        heads = {peer: count for peer, count in unread.items() if peer not in self._reading}
+        surplus = {*_fullest(heads, UNSEEN_BYTES, UNSEEN_BYTES // 8)}  # far down, because gRPC takes time to close
+        left = {peer: count for peer, count in unread.items() if peer not in surplus}
+        surplus |= {*_fullest(left, self._unread_bytes, self._unread_bytes)}
+        for peer in surplus:
             with contextlib.suppress(OSError):
                 now[peer].shutdown(socket.SHUT_RDWR)
-            closed += 1
-        if closed:
-            spare(log.warning, "gRPC connections are closed that send what no call reads", closed=closed)
+        if surplus:
+            self._has_closed = True
+            spare(log.warning, "gRPC connections are closed that send what no call reads", closed=len(surplus))
+
+
+@contextlib.contextmanager
+def _one_more(counts: Counter[Peer], peer: Peer) -> Iterator[None]:
+    counts[peer] += 1
+    try:
+        yield
+    finally:
+        counts[peer] -= 1
+        if not counts[peer]:
+            del counts[peer]
+
+
+def _return_freed() -> None:
+    """What gRPC's threads have freed, to the system, because each of them keeps its own for itself (glibc)."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
+def _fullest(counts: dict[Peer, int], limit: int, goal: int) -> Iterator[Peer]:
+    """None within the limit; else those without which the counts add up to the goal at most."""
+    total = sum(counts.values())
+    for peer in sorted(counts, key=lambda peer: -counts[peer]) if total > limit else ():
+        if total <= goal:
+            return
+        total -= counts[peer]
+        yield peer
 
 
 def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:

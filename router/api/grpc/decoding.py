@@ -80,18 +80,20 @@ class DecodeRequests(grpc.aio.ServerInterceptor):
 
     async def _read_or_raise(self, decode: Decode, kind: Descriptor | None, context: Any) -> Any:
         """The next request of a call; None: it has no more. Raises BatonError."""
-        async with self._receiving.message(context, self._enter_tenant(context)) as data:
-            if data is None:
-                return None
-            self._connections.has_read(context.peer(), len(data))
-            if kind is None:
-                return _or_empty(decode, data)
-            try:
-                if len(data) <= IN_PLACE_BYTES:
-                    return decode(data)
-                return await self._lane.run(deadline_s(context), _decode_long, decode, data, kind)
-            except DecodeError as error:
-                raise InvalidRequestError("request", str(error)) from error
+        with self._connections.reading(context.peer()):
+            async with self._receiving.message(context, self._enter_tenant(context)) as data:
+                if data is None:
+                    return None
+                head_bytes = sum(len(name) + len(value) for name, value in context.invocation_metadata())
+                self._connections.has_read(context.peer(), head_bytes + len(data))
+                if kind is None:
+                    return _or_empty(decode, data)
+                try:
+                    if len(data) <= IN_PLACE_BYTES:
+                        return decode(data)
+                    return await self._lane.run(deadline_s(context), _decode_long, decode, data, kind)
+                except DecodeError as error:
+                    raise InvalidRequestError("request", str(error)) from error
 
 
 async def _or_abort(read: Read, context: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -71,7 +72,7 @@ async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
     of_a_head, unknown_field = literal("x" * 100, "y" * 3900), b"\x92\x03\x80\x80\x20" + bytes(1 << 19)
     patient = [(name, value) for name, value in SERVER_OPTIONS if name != "grpc.http2.settings_timeout"]
     monkeypatch.setattr(grpc_api, "SERVER_OPTIONS", [*patient, ("grpc.http2.settings_timeout", 600_000)])
-    monkeypatch.setattr(connections, "UNSEEN_BYTES", 0)
+    monkeypatch.setattr(connections, "UNSEEN_BYTES", 1 << 20)
     monkeypatch.setattr(connections, "GROWN_BYTES", 0)
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
     limit = frontend.bodies.limit_bytes
@@ -80,7 +81,7 @@ async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
         reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
         with contextlib.suppress(ConnectionError):
             writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, of_a_head))
-            writer.write(frame(CONTINUATION, 0, 1, of_a_head) * (limit // len(of_a_head)))
+            writer.write(frame(CONTINUATION, 0, 1, of_a_head) * ((2 << 20) // len(of_a_head)))
             await reader.read()
         writer.close()
 
@@ -92,6 +93,28 @@ async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
             await asyncio.gather(*(until_closed(api) for _ in range(3)))
             assert known.get_state() is grpc.ChannelConnectivity.READY, "it was never closed"
             await asked.ListModels(pb.ListModelsRequest(), timeout=60)
+
+
+def test_heads_have_a_bound_of_their_own_and_messages_under_way_may_be_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNSEEN_BYTES", 16)
+    crowd = GrpcConnections(PLACES, 100)
+
+    def closed(reading: list[int], idle: list[int]) -> list[int]:
+        """What has come over connections whose messages are being read, and over others, of those that are closed."""
+        come = {("127.0.0.1", port): count for port, count in enumerate([*reading, *idle])}
+        with contextlib.ExitStack() as held:
+            pairs = {peer: [held.enter_context(one) for one in socket.socketpair()] for peer in come}
+            for _, port in list(come)[: len(reading)]:
+                held.enter_context(crowd.reading(f"ipv4:127.0.0.1:{port}"))
+            crowd._close_fullest({peer: ours for peer, (ours, _) in pairs.items()}, come)
+            ended = select.select([theirs for _, theirs in pairs.values()], [], [], 0)[0]
+            return [come[peer] for peer, (_, theirs) in pairs.items() if theirs in ended]
+
+    assert closed(reading=[60, 40], idle=[8, 8]) == []
+    assert closed(reading=[60, 40], idle=[6, 8, 1, 2]) == [6, 8, 2]
+    assert closed(reading=[60, 57], idle=[]) == [60]
+    crowd.has_read("ipv4:127.0.0.1:0", 60 - connections.FRAMES_BYTES)
+    assert closed(reading=[60, 57], idle=[]) == []
 
 
 def test_a_connection_counts_as_idle_between_its_calls() -> None:
