@@ -18,8 +18,8 @@ from engine.sequences.output import SequenceOutput, StepOutput
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.vllm.adapters import VllmAdapters
 from engine.vllm.cache import VllmCache, salt_of
-from engine.vllm.embedding import embedding, pooling_params
 from engine.vllm.image_prompts import ImagePrompts
+from engine.vllm.pooling import pooled_bytes, pooling_params
 from engine.vllm.prompt_scores import scores_of
 from engine.vllm.sampling import first_token_alone, repeats, vllm_grammar, vllm_sampling
 from engine.vllm.steps import VllmSteps
@@ -239,7 +239,7 @@ class VllmEngine:
 
     def _pooled(self, item: Any) -> bytes:
         """See Delta.pooled."""
-        return b"" if item.pooling_output is None else embedding(item.pooling_output)
+        return b"" if item.pooling_output is None else pooled_bytes(item.pooling_output)
 
     def _turned(self, sequence: Sequence) -> SequenceOutput | None:
         """vLLM has computed again what the client has, and has come to other tokens."""

@@ -21,7 +21,7 @@ STEP_TIMES: Final = "the expected length of steps"
 IMAGES: Final = "images in prompts"
 CACHED: Final = "cached tokens in usage"
 ADAPTERS: Final = "adapters"
-EMBEDDINGS: Final = "embeddings"
+EMBEDDINGS: Final = "embeddings and scores"
 OLDER: Final = "what older versions are asked for in another way"
 
 ARGUMENTS: Final = {"worker_extension_cls": SEEDS, "enable_logging_iteration_details": STEP_TIMES}
@@ -58,9 +58,10 @@ NAMES: Final = (
     *_of("vllm", "__version__", "what is served"),
     *_of("vllm", "SamplingParams", "a request"),
     *_of("vllm.inputs:TokensPrompt", "prompt_token_ids cache_salt", "a request's prompt"),
-    *_of("vllm", "PoolingParams", "a request for an embedding", EMBEDDINGS),
+    *_of("vllm", "PoolingParams", "a request for an embedding or a score", EMBEDDINGS),
     *_of("vllm.v1.engine.async_llm:AsyncLLM", "get_supported_tasks", "what the model does", EMBEDDINGS),
     *_of(f"{CONFIG}:ModelConfig", "pooler_config embedding_size", "what the model does", EMBEDDINGS),
+    *_of(f"{CONFIG}:ModelConfig", "convert_type architectures", "whether it embeds or scores", EMBEDDINGS),
     *_of("vllm.sampling_params", "StructuredOutputsParams", "a request's grammar"),
     *_of("vllm.sampling_params", "RepetitionDetectionParams", "when an answer ends that repeats itself"),
     *_of(CONFIG, "KVEventsConfig", "KV events"),
@@ -95,7 +96,7 @@ NAMES: Final = (
     *_of(f"{CONFIG}:LoRAConfig", "max_loras", "how many requests of a batch may have one", ADAPTERS),
     *_of("vllm.v1.engine:EngineCoreOutputs", "outputs scheduler_stats timestamp", "news of a step"),
     *_of("vllm.v1.engine:EngineCoreOutput", "request_id new_token_ids new_logprobs finish_reason", "news"),
-    *_of("vllm.v1.engine:EngineCoreOutput", "pooling_output", "an embedding"),
+    *_of("vllm.v1.engine:EngineCoreOutput", "pooling_output", "an embedding or a score"),
     *_of("vllm.v1.engine:EngineCoreOutput", "new_prompt_logprobs_tensors", "log-probabilities of a prompt"),
     *_of("vllm.v1.engine:EngineCoreOutput", "events", "when a request began, and what it lost"),
     *_of("vllm.v1.engine:EngineCoreOutput", "prefill_stats", "how much of a prompt was cached", CACHED),

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.service import Service, running_service
 from tests.tiny_model import write_tiny_model
@@ -25,6 +26,22 @@ DIMENSION = 64
 NOISE = 1e-5  # of scores, which other texts in a batch change
 EMBEDS = ("--runner", "pooling", "--convert", "embed", "--hf-overrides", json.dumps({"is_matryoshka": True}))
 SCORES = ("--runner", "pooling", "--convert", "classify")
+
+
+def write_scorer(folder: Path) -> Path:
+    write_tiny_model(folder, architecture="qwen3", head_dim=32, num_labels=1, id2label={"0": "L"}, label2id={"L": 0})
+    weights = load_file(folder / "model.safetensors")
+    head = np.random.default_rng(5).normal(size=(1, DIMENSION), scale=0.1).astype(weights["lm_head.weight"].dtype)
+    save_file(weights | {"score.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def worker_with_vllm(python: Path, **arguments: Any) -> dict[str, Any]:
+    return {
+        "workers": {"engine": "vllm", "python": str(python), "ready_timeout_s": START_S},
+        "engine": {"block_size": BLOCK, "kv_memory": "64MiB", "max_model_len": 512},
+        "vllm": {"runner": "pooling", **arguments},
+    }
 
 
 def told(server: VllmServer, name: str) -> dict[str, Any]:
@@ -63,8 +80,7 @@ async def test_two_servers_embed_and_one_is_killed_in_the_middle(vllm_python: Pa
 
 
 async def test_a_server_that_only_scores(vllm_python: Path, tmp_path: Path) -> None:
-    labels = {"num_labels": 1, "id2label": {"0": "L"}, "label2id": {"L": 0}}
-    model = write_tiny_model(tmp_path / "scorer", architecture="qwen3", head_dim=32, **labels)
+    model = write_scorer(tmp_path / "scorer")
     server = VllmServer(vllm_python, tmp_path / "log", flags=SCORES, num_blocks=64, model=model)
     async with serving(model, server) as service, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         await scores_and_ranks_are_the_servers_own(service, http, server)
@@ -114,8 +130,11 @@ async def all_forms_of_input_and_answer_are_taken(service: Service, http: httpx.
         assert (answer.status_code, reason in answer.text) == (400, True), answer.text
 
 
-async def scores_and_ranks_are_the_servers_own(service: Service, http: httpx.AsyncClient, server: VllmServer) -> None:
-    """Tokens are those of the pairs, each a request of its own: vLLM counts a query once where the model embeds."""
+async def scores_and_ranks_are_the_servers_own(
+    service: Service, http: httpx.AsyncClient, server: VllmServer, *, embedded: bool = False
+) -> None:
+    """Tokens are those of the pairs, each a request of its own: vLLM counts a query once where the model embeds, as
+    workers do whose embeddings are compared (`embedded`)."""
     texts = ["c d", "e", "a b"]
     for path in ("/score", "/v1/score"):
         for first in ("a b", ["a b", "e", "c"]):
@@ -128,7 +147,8 @@ async def scores_and_ranks_are_the_servers_own(service: Service, http: httpx.Asy
             queries = [first] * len(texts) if isinstance(first, str) else first
             each = [{"text_1": query, "text_2": other} for query, other in zip(queries, texts, strict=True)]
             alone = [(await server.client.post(path, json={"model": MODEL, **pair})).json()["usage"] for pair in each]
-            assert ours["usage"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in alone)
+            counted = [theirs["usage"]] if embedded else alone
+            assert ours["usage"]["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in counted)
     await ranks_are_in_the_servers_order(service, http, server)
 
 
@@ -185,11 +205,7 @@ async def no_input_is_lost_with_a_server(client: openai.AsyncOpenAI, service: Se
 async def test_a_worker_with_vllm_embeds_as_the_server_does(vllm_python: Path, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "embedder", architecture="qwen3", head_dim=32)
     server = VllmServer(vllm_python, tmp_path / "log", flags=EMBEDS, num_blocks=64, model=model)
-    sections: dict[str, Any] = {
-        "workers": {"engine": "vllm", "python": str(vllm_python), "ready_timeout_s": START_S},
-        "engine": {"block_size": BLOCK, "kv_memory": "64MiB", "max_model_len": 512},
-        "vllm": {"runner": "pooling", "convert": "embed", "hf_overrides": {"is_matryoshka": True}},
-    }
+    sections = worker_with_vllm(vllm_python, convert="embed", hf_overrides={"is_matryoshka": True})
     try:
         await server.start()
         async with (
@@ -204,7 +220,30 @@ async def test_a_worker_with_vllm_embeds_as_the_server_does(vllm_python: Path, t
                 await client.embeddings.create(model="embedder", input=[5, 6], dimensions=3000)
             (served,) = (await http.get(f"{service.http_url}/v1/models")).json()["data"]
             assert (served["tasks"], served["dimension"]) == (["embed"], DIMENSION)
-            scored = await http.post(f"{service.http_url}/v1/score", json={"text_1": "a", "text_2": "b"})
-            assert scored.status_code == 404
+            await scores_and_ranks_are_the_servers_own(service, http, server, embedded=True)
+    finally:
+        await server.close()
+
+
+async def test_a_worker_with_vllm_scores_as_the_server_does(vllm_python: Path, tmp_path: Path) -> None:
+    model = write_scorer(tmp_path / "scorer")
+    server = VllmServer(vllm_python, tmp_path / "log", flags=SCORES, num_blocks=64, model=model)
+    sections = worker_with_vllm(vllm_python, convert="classify")
+    try:
+        await server.start()
+        async with (
+            running_service(model, 0, 1, **sections) as service,
+            httpx.AsyncClient(timeout=PATIENCE_S) as http,
+        ):
+            await scores_and_ranks_are_the_servers_own(service, http, server)
+            pair = {"text_1": "a", "text_2": "b c"}
+            for more, reason in (
+                ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens is a vLLM server's"),
+                ({"text_2": ["a"] * 3, "max_tokens_per_doc": 5}, "max_tokens_per_doc is a vLLM server's"),
+            ):
+                answer = await http.post(f"{service.http_url}/v1/score", json=pair | more)
+                assert (answer.status_code, reason in answer.text) == (400, True), answer.text
+            (served,) = (await http.get(f"{service.http_url}/v1/models")).json()["data"]
+            assert served["tasks"] == ["score"]
     finally:
         await server.close()

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import structlog
 
-from baton_proto.pooling import EMBED
+from baton_proto.pooling import EMBED, GENERATE
 from engine.vllm.arguments import POOLING, check_vllm
 from engine.vllm.cache import VllmCache
-from engine.vllm.embedding import tasks_of
 from engine.vllm.engine import VllmEngine
 from engine.vllm.image_prompts import sees
 from engine.vllm.kv.engine import SharingEngine
 from engine.vllm.loop import VllmLoop
 from engine.vllm.memory import VllmMemory
+from engine.vllm.pooling import tasks_of
 from engine.vllm.sampling import repeats
 from engine.vllm.start import StartedVllm
 from kvtransfer.prefill_side.sender import Sender
@@ -44,8 +44,10 @@ def _assembled(config: ServingConfig, files: ModelFiles, vllm: StartedVllm) -> E
         raise ConfigError("engine.block_size", problem)
     num_blocks = theirs.cache_config.num_gpu_blocks - 1  # one holds nothing
     tasks = tasks_of(theirs.model_config)
-    if EMBED in tasks and config.vllm.get("runner") != POOLING:
-        raise ConfigError("vllm.runner", "the model embeds: set it to pooling")
+    if not tasks:
+        raise ConfigError("model", "has several labels, of which there is no score: serve it in vLLM")
+    if GENERATE not in tasks and config.vllm.get("runner") != POOLING:
+        raise ConfigError("vllm.runner", f"the model does not generate, but can {tasks[0]}: set it to pooling")
     if num_blocks < 1:
         raise ConfigError("model", "has no KV cache in vLLM: serve it there, as one of external_workers")
     dimension = theirs.model_config.embedding_size if EMBED in tasks else 0

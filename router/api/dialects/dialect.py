@@ -79,6 +79,13 @@ class Dialect:
         """Reads a body and checks all that needs no model, on any thread. Raises InvalidRequestError."""
         raise NotImplementedError
 
+    def fit(
+        self, frontend: Frontend, call: Call, form: Any, prompts: Sequence[Prompt]
+    ) -> tuple[Call, Sequence[Prompt]]:
+        """What is asked of the model, where that depends on what it can. `form`: see Asked. Raises
+        InvalidRequestError."""
+        return call, prompts
+
     def answer(
         self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]
     ) -> Answer:

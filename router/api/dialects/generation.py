@@ -105,6 +105,7 @@ class GenerationEndpoint:
                 raise InvalidRequestError(LAST_EVENT_HEADER, "needs stream to be true")
             call, options = last.asked_again(call, options, checksum)
         frontend = self._models.of(call.model)
+        call, prompts = self._dialect.fit(frontend, call, asked.form, prompts)
         await fetch_images(frontend.fetch_image, prompts, held)
         requests = await self._validate(frontend, call, options, prompts)
         if last is not None:
@@ -157,7 +158,8 @@ class GenerationEndpoint:
         else:
             requests = []
             for i, prompt in enumerate(prompts):
-                named = {"request_id": f"{call.request_id}-{i}", "prompt_field": f"{call.prompt_field}[{i}]"}
+                field = call.prompt_fields[i] if call.prompt_fields else f"{call.prompt_field}[{i}]"
+                named = {"request_id": f"{call.request_id}-{i}", "prompt_field": field}
                 one = msgspec.structs.replace(call, draw=call.draw.of_prompt(i), **named)
                 requests.append(await validate(frontend, one, prompt, options))
                 await asyncio.sleep(0)  # others need not wait for all prompts of a call

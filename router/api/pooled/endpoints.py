@@ -3,12 +3,13 @@ replayed by itself, so that servers share a long call."""
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
+from baton_proto.pooling import EMBED, SCORE as SCORES
 from router.api.dialects.dialect import Answer, Asked, Dialect
 from router.api.dialects.json_body import decode_body
 from router.api.dialects.tolerant import tolerant
@@ -19,6 +20,7 @@ from router.api.pooled.types import (
     Embedding,
     Embeddings,
     EmbeddingsBody,
+    PairsBody,
     PooledUsage,
     Rank,
     Ranks,
@@ -28,9 +30,11 @@ from router.api.pooled.types import (
     Scores,
 )
 from router.api.wishes.sampling_options import Options
-from router.api.wishes.validation import Pair, Prompt
+from router.api.wishes.validation import Call, Prompt
 from router.requests.frontend import Frontend, Models
 from router.requests.request import Finished, GenerateRequest, Piece
+
+NO_LENGTH: Final = 1e-8  # of an embedding of zeros, as vLLM takes it
 
 
 class PooledAnswer(Answer):
@@ -48,7 +52,7 @@ class PooledAnswer(Answer):
         return self._whole(PooledUsage(finished.tokens.prompt_tokens, finished.tokens.prompt_tokens))
 
     def _result(self, pooled: bytes) -> Any:
-        return float(np.frombuffer(pooled, "<f4")[0])
+        raise NotImplementedError
 
     def _whole(self, usage: PooledUsage) -> Struct:
         raise NotImplementedError
@@ -68,23 +72,41 @@ class EmbeddingsAnswer(PooledAnswer):
         return Embeddings(self._heading.id, self._heading.created, self._heading.model, data, usage)
 
 
-class ScoreAnswer(PooledAnswer):
+class PairsAnswer(PooledAnswer):
+    """The inputs are pairs, or their texts as PairsBody.embedded has them."""
+
+    def __init__(self, heading: Heading, body: PairsBody, num_inputs: int) -> None:
+        super().__init__(heading, body, num_inputs)
+        self._queries, self._documents = body.texts()
+        self._embedded = num_inputs > len(self._documents)
+
+    def _result(self, pooled: bytes) -> Any:
+        values = np.frombuffer(pooled, "<f4")
+        return values / max(float(np.linalg.norm(values)), NO_LENGTH) if self._embedded else float(values[0])
+
+    def _scores(self) -> list[float]:
+        if not self._embedded:
+            return self._results
+        documents, queries = self._results[: len(self._documents)], self._results[len(self._documents) :]
+        pairs = zip(queries * (len(documents) // len(queries)), documents, strict=True)
+        return [float(query @ document) for query, document in pairs]
+
+
+class ScoreAnswer(PairsAnswer):
     def _whole(self, usage: PooledUsage) -> Struct:
-        data = [Score(index, result) for index, result in enumerate(self._results)]
+        data = [Score(index, score) for index, score in enumerate(self._scores())]
         return Scores(self._heading.id, self._heading.created, self._heading.model, data, usage)
 
 
-class RerankAnswer(PooledAnswer):
+class RerankAnswer(PairsAnswer):
     _body: RerankBody
 
     def _whole(self, usage: PooledUsage) -> Struct:
-        pairs = self._body.prompts()
-        order = sorted(range(len(pairs)), key=lambda index: -self._results[index])
-        ranks = [Rank(index, self._results[index], self._document(pairs[index])) for index in order]
-        return Ranks(self._heading.id, self._heading.model, ranks[: self._body.top_n or None], usage)
-
-    def _document(self, pair: Prompt) -> Document | None:
-        return Document(pair.document) if isinstance(pair, Pair) and self._body.return_documents else None
+        scores = self._scores()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n or None]
+        shown = [Document(self._documents[index]) if self._body.return_documents else None for index in order]
+        ranks = [Rank(index, scores[index], document) for index, document in zip(order, shown, strict=True)]
+        return Ranks(self._heading.id, self._heading.model, ranks, usage)
 
 
 class PooledDialect(Dialect):
@@ -97,6 +119,14 @@ class PooledDialect(Dialect):
     def read(self, data: bytes, tenant: str) -> tuple[Asked, Options, Sequence[Prompt]]:
         body = decode_body(data, self._body)
         return body.asked(), Options(given={}), body.prompts()
+
+    def fit(
+        self, frontend: Frontend, call: Call, body: Any, prompts: Sequence[Prompt]
+    ) -> tuple[Call, Sequence[Prompt]]:
+        tasks = frontend.generator.limits().tasks
+        if isinstance(body, PairsBody) and EMBED in tasks and SCORES not in tasks:
+            return body.embedded(call)
+        return call, prompts
 
     def answer(
         self, frontend: Frontend, asked: Asked, options: Options, request_id: str, requests: Sequence[GenerateRequest]

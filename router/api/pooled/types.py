@@ -91,7 +91,7 @@ class EmbeddingsBody(Body, frozen=True, kw_only=True):
         return Kept(self.truncate_prompt_tokens, self.truncation_side or "right")
 
 
-class _PairsBody(Body, frozen=True, kw_only=True):
+class PairsBody(Body, frozen=True, kw_only=True):
     task = SCORE
     passed = (
         "use_activation",
@@ -106,24 +106,46 @@ class _PairsBody(Body, frozen=True, kw_only=True):
     max_tokens_per_doc: int | None = None
     instruction: str | None = None
 
+    query_field: ClassVar[str]
 
-class ScoreBody(_PairsBody, frozen=True, kw_only=True):
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Queries, of which there may be one for all, and documents. Raises InvalidRequestError."""
+        queries, documents = (_listed(getattr(self, name)) for name in (self.query_field, self.prompt_field))
+        _check_number(self.query_field, queries)
+        _check_number(self.prompt_field, documents)
+        if len(queries) not in (1, len(documents)):
+            problem = f"has {len(queries)} texts, {self.prompt_field} {len(documents)}: one, or as many, are needed"
+            raise InvalidRequestError(self.query_field, problem)
+        return queries, documents
+
+    def prompts(self) -> Sequence[Prompt]:
+        queries, documents = self.texts()
+        return [Pair(*pair) for pair in zip(queries * (len(documents) // len(queries)), documents, strict=True)]
+
+    def embedded(self, call: Call) -> tuple[Call, Sequence[Prompt]]:
+        """The texts one by one, documents first: a model that embeds tells their scores. Raises InvalidRequestError."""
+        for name in ("max_tokens_per_query", "max_tokens_per_doc", "instruction"):
+            if getattr(self, name) is not None:
+                raise InvalidRequestError(name, "is known to vLLM servers alone (external_workers)")
+        queries, documents = self.texts()
+        told = [(self.prompt_field, i) for i in range(len(documents))]
+        told += [(self.query_field, i) for i in range(len(queries))]
+        fields = [f"{name}[{i}]" if isinstance(getattr(self, name), list) else name for name, i in told]
+        kept = Kept(self.truncate_prompt_tokens, self.truncation_side or "right")
+        call = msgspec.structs.replace(call, pooling=Pooling(EMBED), prompt_fields=fields, kept=kept)
+        return call, documents + queries
+
+
+class ScoreBody(PairsBody, frozen=True, kw_only=True):
+    query_field = "text_1"
     prompt_field = "text_2"
 
     text_1: str | list[str]
     text_2: str | list[str]
 
-    def prompts(self) -> Sequence[Prompt]:
-        first, second = _listed(self.text_1), _listed(self.text_2)
-        _check_number("text_1", first)
-        _check_number("text_2", second)
-        if len(first) not in (1, len(second)):
-            problem = f"has {len(first)} texts, text_2 {len(second)}: one, or as many, are needed"
-            raise InvalidRequestError("text_1", problem)
-        return [Pair(*pair) for pair in zip(first * (len(second) // len(first)), second, strict=True)]
 
-
-class RerankBody(_PairsBody, frozen=True, kw_only=True):
+class RerankBody(PairsBody, frozen=True, kw_only=True):
+    query_field = "query"
     prompt_field = "documents"
 
     query: str
@@ -131,12 +153,10 @@ class RerankBody(_PairsBody, frozen=True, kw_only=True):
     top_n: int = 0
     return_documents: bool = True
 
-    def prompts(self) -> Sequence[Prompt]:
-        documents = _listed(self.documents)
-        _check_number("documents", documents)
+    def texts(self) -> tuple[list[str], list[str]]:
         if self.top_n < 0:
             raise InvalidRequestError("top_n", f"is {self.top_n}, must be at least 0, which is for all")
-        return [Pair(self.query, document) for document in documents]
+        return super().texts()
 
 
 def _listed(texts: str | list[str]) -> list[str]:

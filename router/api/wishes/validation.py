@@ -106,6 +106,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     request_id: str = ""  # see make_request_id
     prompt_field: str = "prompt"  # the caller's name of the prompt
+    prompt_fields: Sequence[str] = ()  # of each of several, where they are not the entries of one field
     add_special_tokens: bool = True  # to a prompt that is a text, as training had it
     kept: Kept = ALL_TOKENS
     model: str | None = None

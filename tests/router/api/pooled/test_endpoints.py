@@ -112,6 +112,37 @@ async def test_pairs_are_scored_one_to_many_and_one_by_one(http: httpx.AsyncClie
     assert "text_1: has 2 texts, text_2 3" in answer.json()["error"]["message"]
 
 
+async def test_where_nobody_scores_embeddings_of_the_texts_do(generator: PoolingGenerator) -> None:
+    generator.tasks = frozenset((EMBED,))
+    documents = ["a", "hello world " * 90, "b " * 300]
+    async with asked(generator) as http:
+        texts = ["hello", *documents]
+        embedded = (await http.post("/v1/embeddings", json={"input": texts})).json()
+        vectors = [np.array(one["embedding"]) / np.linalg.norm(one["embedding"]) for one in embedded["data"]]
+        scores = [vectors[0] @ each for each in vectors[1:]]
+        assert max(scores) - min(scores) > 1e-3, "an order by noise shows nothing"
+        for first in ("hello", ["hello", "hello", "hello"], ["a", "hello", "hello"]):
+            answer = (await http.post("/score", json={"text_1": first, "text_2": documents})).json()
+            expected = [1.0, *scores[1:]] if first[0] == "a" else scores
+            np.testing.assert_allclose([one["score"] for one in answer["data"]], expected, rtol=1e-6)
+        ranked = (await http.post("/rerank", json={"query": "hello", "documents": documents})).json()
+        assert [one["index"] for one in ranked["results"]] == sorted(range(3), key=lambda index: -scores[index])
+        assert ranked["results"][0]["document"]["text"] == documents[ranked["results"][0]["index"]]
+        assert ranked["usage"] == embedded["usage"], "a query is computed once"
+        cut = {"text_1": ["hello world", "hello world"], "text_2": ["hello x", "a"], "truncate_prompt_tokens": 1}
+        answer = (await http.post("/score", json=cut)).json()
+        assert answer["usage"]["prompt_tokens"] == 4
+        for body, message in (
+            ({"query": "q", "documents": ["a", ""]}, "documents[1]: is empty; at least one token is needed"),
+            ({"query": "", "documents": ["a", "b"]}, "query: is empty; at least one token is needed"),
+            ({"query": "q", "documents": ["a"], "instruction": "i"}, "instruction: is known to vLLM servers alone"),
+            ({"query": "q", "documents": [], "top_n": 1}, "documents: has 0 entries; 1 to 2048 are allowed"),
+        ):
+            refused = await http.post("/rerank", json=body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"].startswith(message)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
