@@ -22,12 +22,13 @@ import structlog
 
 from runtime.sparing import Sparing
 
-LOOK_S: Final = 0.05
-LOOK_SHARE: Final = 0.05  # of the time goes into looks, at most, while this process does not grow
+LOOK_S: Final = 0.025
+COUNT_SHARE: Final = 0.05  # of the time goes into counting connections, at most
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
-GROWN_BYTES: Final = 16 << 20  # of this process, from which on what connections have sent is looked at
-UNSEEN_BYTES: Final = 32 << 20  # of heads that no call has come of, and what surrounds messages
+GROWN_BYTES: Final = 8 << 20  # of this process, from which on what connections have sent is looked at
+UNSEEN_BYTES: Final = 16 << 20  # of heads that no call has come of, and what surrounds messages
+BUFFER_BYTES: Final = 256 << 10  # that the system keeps of a connection: all of it is read also behind its end
 FRAMES_BYTES: Final = 1024  # of a call, around its head and a message
 RECEIVED: Final = struct.Struct("@128xQ")  # tcpi_bytes_received of struct tcp_info in linux/tcp.h
 OPEN_FILES: Final = "/proc/self/fd"
@@ -89,9 +90,13 @@ class GrpcConnections:
         return False
 
     async def watch(self, port: int) -> None:
-        pause_s = LOOK_S
+        for peer, one in _sockets_at(port):
+            with one:
+                if peer is None:  # those that it accepts inherit this
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        count_at_s = 0.0
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(LOOK_S)
             began_s = time.monotonic()
             self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
             has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
@@ -100,9 +105,11 @@ class GrpcConnections:
                 self._has_closed = False
             if has_grown:
                 self._memory_bytes = _memory_bytes()
-            if has_grown or len(os.listdir(OPEN_FILES)) > CROWDED * self._places:
+            counts = began_s >= count_at_s
+            if has_grown or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
                 await self._look(port)
-            pause_s = LOOK_S if has_grown else max(LOOK_S, (time.monotonic() - began_s) / LOOK_SHARE)
+            if counts:
+                count_at_s = began_s + (time.monotonic() - began_s) / COUNT_SHARE
 
     async def _look(self, port: int) -> None:
         """Only what asks the system is in a thread, because calls change the rest meanwhile."""

@@ -182,6 +182,7 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("stuck viewers", connections.stuck_viewers),
     Attack("unread answers", connections.unread_answers),
     Attack("header floods", connections.header_floods, ("nobody",)),
+    Attack("endless heads", connections.endless_heads, ("nobody",)),
     Attack("resets", connections.resets, ON_WIRES),
     Attack("idle channels", connections.idle_channels, ("nobody",)),
 )

@@ -141,6 +141,18 @@ async def header_floods(stranger: Stranger) -> None:
     await _kept_up(stranger.grpc, 16, talk)
 
 
+async def endless_heads(stranger: Stranger) -> None:
+    """One head after the other, by clients that never agree to how long it may be."""
+    field = literal("x" * 100, "y" * 3900)
+    begun = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, field)
+
+    async def talk(lines: Lines) -> None:
+        lines[1].write(begun)
+        await _flood(lines, frame(CONTINUATION, 0, 1, field) * 100)
+
+    await _kept_up(stranger.grpc, 32, talk)
+
+
 async def resets(stranger: Stranger) -> None:
     """Calls that are given up as soon as they are made."""
     fields = {
