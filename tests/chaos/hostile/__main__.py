@@ -4,6 +4,7 @@ variable KEY has a user's key. It takes little of the machine that the service r
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ def main(attack: str, who: Who, http: str, grpc: str) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, most), most))
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of what is written to who has closed
     stranger = Stranger(who, os.environ.get("KEY", ""), parse_address(http), parse_address(grpc))
     asyncio.run(attacked(attack, stranger))
 
