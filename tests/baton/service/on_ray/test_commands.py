@@ -314,10 +314,12 @@ with connected({service.cluster.address!r}, "default"):
 """
     command = [sys.executable, "-u", "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
         assert driver.stderr is not None
+        assert driver.stdout.readline() == "result\n"
         assert any("a node died" in line for line in driver.stderr)
         driver.kill()
-        assert driver.communicate()[0] == "result\n"
+        assert not driver.communicate()[0]
 
 
 def test_down_drains_and_leaves_nothing(service: RayService) -> None:
