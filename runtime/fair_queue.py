@@ -7,7 +7,8 @@ the others are by then. Once nobody waits, all tags are forgotten.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
 MAX_IDLE_TENANTS = 64  # remembered besides the waiting ones
@@ -26,6 +27,14 @@ class Waiter(Protocol):
 
 
 W = TypeVar("W", bound=Waiter)
+K = TypeVar("K", bound=Hashable)
+
+
+def one_less(counts: Counter[K], key: K) -> None:
+    """Of what `key` holds; who holds nothing leaves the counts."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 class _Level(Generic[W]):

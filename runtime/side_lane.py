@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from runtime.errors import DeadlineError, OverloadedError, UnavailableError
-from runtime.fair_queue import FairQueue
+from runtime.fair_queue import FairQueue, one_less
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -184,9 +184,7 @@ class SideLane:
         job.end(error, result)
 
     def _free(self, places: Counter[str], job: _Job[Any]) -> None:
-        places[job.tenant] -= 1
-        if not places[job.tenant]:
-            del places[job.tenant]
+        one_less(places, job.tenant)
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(f"queue of {self._work}", self._threads + self._max_waiting, RETRY_AFTER_S)

@@ -17,7 +17,7 @@ def started() -> socket.socket:
         return asked(STAYS, nowhere.fileno(), nowhere.fileno())
 
 
-async def test_a_process_that_nobody_waits_for_ends_and_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_nobody_waits_for_ends_and_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(IMPORTED, "http.server", ("socketserver",))
     left = started()
     first, second = ForkedRank(left), ForkedRank(started())

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from baton_proto.kv_events import HASH_BYTES
 from router.index.edge import Run
 from runtime.discovery.worker_key import WorkerKey
+from runtime.fair_queue import one_less
 
 # A prompt counts as cached for so long at most without an event. A long one waits and is computed within half a minute
 # on a busy worker, and an engine that tells no events must not attract siblings for longer.
@@ -191,7 +192,7 @@ class ExpectedPrefixes:
             del self._by_end[key]
         self._waiting.pop(expectation, None)
         for node in expectation.covered():
-            _decrement(node.workers, expectation.worker)
+            one_less(node.workers, expectation.worker)
         for node in (expectation.end, expectation.begin):
             node.ending -= 1
             self._prune(node)
@@ -201,9 +202,3 @@ class ExpectedPrefixes:
         while node.parent is not None and not node.children and not node.ending:
             node.detach()
             node = node.parent
-
-
-def _decrement(counts: Counter[WorkerKey], worker: WorkerKey) -> None:
-    counts[worker] -= 1
-    if not counts[worker]:
-        del counts[worker]

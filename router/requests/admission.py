@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from router.requests.drain_rate import DrainRate
 from runtime.errors import OverloadedError
-from runtime.fair_queue import FairQueue
+from runtime.fair_queue import FairQueue, one_less
 from runtime.within import happens
 
 # Waiters that are passed over per wake-up. A waiter that no worker can take must not hold up the others (its prompt may
@@ -205,9 +205,7 @@ class AdmissionQueue:
             self._running -= 1
 
     def leave(self, ticket: Ticket) -> None:
-        self._admitted[ticket.tenant] -= 1
-        if not self._admitted[ticket.tenant]:
-            del self._admitted[ticket.tenant]
+        one_less(self._admitted, ticket.tenant)
         if not self._admitted:
             self._empty.set()
         self._drain_rate.departed()
@@ -243,6 +241,4 @@ class AdmissionQueue:
             self._waiting.remove(turn)
             turn.refuse(error)
         victim.turns.clear()
-        self._admitted[victim.tenant] -= 1
-        if not self._admitted[victim.tenant]:
-            del self._admitted[victim.tenant]
+        one_less(self._admitted, victim.tenant)

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import structlog
 
+from runtime.fair_queue import one_less
 from runtime.sparing import Sparing
 
 LOOK_S: Final = 0.025
@@ -152,9 +153,7 @@ def _one_more(counts: Counter[Peer], peer: Peer) -> Iterator[None]:
     try:
         yield
     finally:
-        counts[peer] -= 1
-        if not counts[peer]:
-            del counts[peer]
+        one_less(counts, peer)
 
 
 def _return_freed() -> None:

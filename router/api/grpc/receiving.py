@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 
 from runtime.errors import OverloadedError, UnavailableError
-from runtime.fair_queue import FairQueue
+from runtime.fair_queue import FairQueue, one_less
 from runtime.turn import Turn
 
 PATIENCE_S: Final = 1.0  # for a message, while every place is taken
@@ -46,9 +46,7 @@ class Receiving:
             finally:
                 self._give()
         finally:
-            self._held[whose] -= 1
-            if not self._held[whose]:
-                del self._held[whose]
+            one_less(self._held, whose)
 
     async def _wait(self, place: Turn) -> None:
         """Returns when the place is given."""
