@@ -24,6 +24,7 @@ STUCK = 40
 STEP_S = 0.2  # between two bytes of who is slow
 HOLD_S = 3600.0
 ACK = 1
+FIELD = literal("x" * 100, "y" * 3900)
 
 Talk = Callable[[Lines], Awaitable[None]]
 
@@ -127,9 +128,8 @@ async def _flood(lines: Lines, data: bytes) -> None:
 
 async def header_floods(stranger: Stranger) -> None:
     """Headers that do not end, fields that fill the table of HPACK, and fields that name it again and again."""
-    field = literal("x" * 100, "y" * 3900)
-    endless = frame(HEADERS, 0, 1, field) + frame(CONTINUATION, 0, 1, field) * 400
-    kept = b"\x40" + field[1:]  # goes into the table
+    endless = frame(HEADERS, 0, 1, FIELD) + frame(CONTINUATION, 0, 1, FIELD) * 400
+    kept = b"\x40" + FIELD[1:]  # goes into the table
     bomb = kept + b"\xbe" * 12_000  # and is named from there
     calls = b"".join(frame(HEADERS, END_HEADERS | END_STREAM, stream, bomb) for stream in range(1, 41, 2))
 
@@ -143,12 +143,11 @@ async def header_floods(stranger: Stranger) -> None:
 
 async def endless_heads(stranger: Stranger) -> None:
     """One head after the other, by clients that never agree to how long it may be."""
-    field = literal("x" * 100, "y" * 3900)
-    begun = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, field)
+    begun = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, FIELD)
 
     async def talk(lines: Lines) -> None:
         lines[1].write(begun)
-        await _flood(lines, frame(CONTINUATION, 0, 1, field) * 100)
+        await _flood(lines, frame(CONTINUATION, 0, 1, FIELD) * 100)
 
     await _kept_up(stranger.grpc, 32, talk)
 
