@@ -40,11 +40,12 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe, write_result
 from benchmarks.shapes import SHAPES
-from benchmarks.whole.servers import free_port, running
+from benchmarks.whole.servers import running
 from runtime.calls.router import Client
 from runtime.checkpoint.model_files import SMOLLM2, resolve_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
+from runtime.processes.ports import free_port
 
 
 def serving_config(folder: str, arguments: argparse.Namespace) -> ServingConfig:
@@ -252,7 +253,7 @@ class HttpAsker:
 
 def run_peer(peer: str, folder: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of the peer's server. Raises UnavailableError when it does not start."""
-    port = free_port()
+    port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory() as logs:
         command = shlex.split(peer.format(model=folder, port=port))
         with running(command, port, Path(logs) / "server.log", PEER_READY_S):

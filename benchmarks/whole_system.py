@@ -43,10 +43,11 @@ from benchmarks.whole.arguments import TINY, parsed
 from benchmarks.whole.document import Document, merged
 from benchmarks.whole.figures import Cell, Run, summed_up
 from benchmarks.whole.report import Comparison, Expectation, show
-from benchmarks.whole.servers import NAME, System, free_port, parse_system, running
+from benchmarks.whole.servers import NAME, System, parse_system, running
 from benchmarks.whole.traces import CODE, CONVERSATIONS, traffic, write_trace
 from runtime.checkpoint.model_files import SMOLLM2, resolve_model
 from runtime.errors import BatonError, UnavailableError
+from runtime.processes.ports import free_port
 
 TEMPERATURE = 0.6
 
@@ -141,7 +142,7 @@ def _measure(
     """Starts a system and gives it all loads. Raises UnavailableError when it does not start, or answers nothing."""
     logs = arguments.out / "logs" / system.name.replace(":", "-")
     logs.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = system.command(model, port, logs, arguments.vllm, arguments.config)
     with running(command, port, logs / "server.log", arguments.ready_s) as ready_s:
         document.ready_s[system.name] = round(ready_s, 1)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -23,6 +22,7 @@ import yaml
 
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.processes.ports import free_port
 from runtime.security.secret import Secret
 from tests.ssh_nodes import ADDRESSES, LOOPBACK, SshNodes, ssh_nodes
 
@@ -147,8 +147,8 @@ def write_files(nodes: SshNodes, serving: dict[str, Any], ips: list[str] | None 
     config["cluster_name"] = nodes.folder.name
     config["auth"] = {"ssh_user": getuser(), "ssh_private_key": str(nodes.user_key)}
     changes = {
-        "6379": str(free_port()),
-        "--head ": f"--head --dashboard-port={free_port()} --ray-client-server-port={free_port()} ",
+        "6379": str(free_port(LOOPBACK)),
+        "--head ": f"--head --dashboard-port={free_port(LOOPBACK)} --ray-client-server-port={free_port(LOOPBACK)} ",
     }
     if ips:
         config["provider"] |= {"head_ip": ips[0], "worker_ips": ips[1:]}
@@ -199,13 +199,6 @@ def addresses(printed: str) -> tuple[str, str]:
 
 def host(address: str) -> str:
     return address.rpartition(":")[0]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def assert_nothing_is_left(nodes: SshNodes) -> None:

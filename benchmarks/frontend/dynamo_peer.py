@@ -8,7 +8,6 @@ as our router does.
 import asyncio
 import contextlib
 import os
-import socket
 import tempfile
 import time
 import urllib.request
@@ -25,6 +24,7 @@ from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
 from runtime.config.step_times import StepTimes
 from runtime.processes.launch import launch_command
+from runtime.processes.ports import free_port
 
 HOST = "127.0.0.1"
 TOKENIZERS = ("fastokens", "default")
@@ -69,7 +69,7 @@ class DynamoService:
         self._folder = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="dynamo-")))
         try:
             await asyncio.to_thread(write_model, self._files.folder, self._folder / "model", self._tokenizer)
-            self._port = _free_port()
+            self._port = free_port(HOST)
             for number, arguments in enumerate(self._commands()):
                 self._processes.append(await self._start(arguments, self._folder / f"{number}.log"))
             await self._ready()
@@ -169,13 +169,6 @@ class DynamoService:
                 process.kill()
                 await process.wait()
         self._exit.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _flags(values: Mapping[str, object]) -> list[str]:

@@ -43,7 +43,7 @@ class System:
             return command if tokens is None else [*command, "--max-num-batched-tokens", str(tokens)]
         command = [sys.executable, "-m", "baton", "up", "--model", model, "--http-port", str(port)]
         command += ["--prefill", str(self.prefill), "--decode", str(self.decode), "--log-dir", str(logs)]
-        keys = {"served_model_name": NAME, "router.grpc_port": free_port(), "workers.ready_timeout_s": 300}
+        keys = {"served_model_name": NAME, "router.grpc_port": 0, "workers.ready_timeout_s": 300}
         if self.max_batch_tokens is not None:
             keys["engine.max_batch_tokens"] = self.max_batch_tokens
         command += [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
@@ -68,12 +68,6 @@ def parse_system(text: str, gpus: int) -> System:
 
 def has_vllm(vllm: str) -> bool:
     return shutil.which(shlex.split(vllm)[0]) is not None
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

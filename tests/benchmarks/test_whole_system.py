@@ -17,9 +17,10 @@ from baton.bench.workload import TraceLine
 from benchmarks.whole.document import merged
 from benchmarks.whole.figures import ITL_MS, TTFT_MS, Run, carried, estimate, ratio, summed_up
 from benchmarks.whole.report import Comparison, Expectation
-from benchmarks.whole.servers import free_port, parse_system, running
+from benchmarks.whole.servers import parse_system, running
 from benchmarks.whole.traces import AGENTS, CODE, CONVERSATIONS, shareable, traffic
 from runtime.errors import ConfigError, UnavailableError
+from runtime.processes.ports import free_port
 
 LONGEST = 30_000
 
@@ -179,7 +180,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Pages).serve_forever()
 
 
 def test_a_server_ends_with_all_its_processes(tmp_path: Path) -> None:
-    port, log = free_port(), tmp_path / "log"
+    port, log = free_port("127.0.0.1"), tmp_path / "log"
     with running([sys.executable, "-c", SERVER, str(port)], port, log, 30.0) as ready_s:
         child = int(log.read_text().split()[0])
         assert 0 < ready_s < 30
@@ -193,7 +194,7 @@ def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: 
     command = [sys.executable, "-c", "print('no GPU here'); raise SystemExit(3)"]
     with (
         pytest.raises(UnavailableError, match=r"(?s)ended with 3 after .*no GPU here"),
-        running(command, free_port(), tmp_path / "log", 30.0),
+        running(command, free_port("127.0.0.1"), tmp_path / "log", 30.0),
     ):
         pass
 

@@ -1,12 +1,9 @@
 """`vllm serve` as a user starts it, with its two flags for KV events."""
 
 import asyncio
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,15 +11,13 @@ import httpx
 import psutil
 
 from engine.vllm.server.ranks import HEADER
+from runtime.processes.ports import free_port
 from tests.vllm.environment import PATIENCE_S, START_S, smollm2, variables
 
 MODEL = "smollm2"
 BLOCK = 32  # what vLLM's attention on a CPU can do is multiples of 32
 NUM_BLOCKS = 24  # few, so that prompts evict each other
 MAX_MODEL_LEN = 512
-FIRST_PORT = 10_000
-
-_given: set[int] = set()  # ports of this process's servers
 
 
 class VllmServer:
@@ -40,7 +35,8 @@ class VllmServer:
         model: Path | None = None,
     ) -> None:
         self._max_model_len, self._num_blocks, self._flags, self._ranks = max_model_len, num_blocks, flags, ranks
-        self.port, self._events_port, self._replay_port, self._side_port = free_ports(4, ranks)
+        ports = [free_port("0.0.0.0", in_a_row=ranks) for _ in range(4)]
+        self.port, self._events_port, self._replay_port, self._side_port = ports
         self._python, self._model = python, model or smollm2()
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None
@@ -136,24 +132,6 @@ class VllmServer:
             return (await self.client.get("/health")).status_code == 200
         except httpx.TransportError:
             return False
-
-
-def free_ports(count: int, in_a_row: int = 1) -> list[int]:
-    """`in_a_row`: that many ports from each one on are free. vLLM takes no port 0 for its events, and binds these half
-    a minute later. None is one that the kernel gives to whoever asks for any, because another process would have it by
-    then."""
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    allowed = range(FIRST_PORT, first) or range(last + 1, 65536) or range(FIRST_PORT, 65536)
-    ports: list[int] = []
-    while len(ports) < count:
-        row = range(port := random.choice(allowed[:-in_a_row]), port + in_a_row)
-        if not _given.intersection(row):
-            with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
-                for one in row:
-                    taken.enter_context(socket.create_server(("", one)))
-                ports.append(port)
-                _given.update(row)
-    return ports
 
 
 def prompt(num_blocks: int, start: int = 1000) -> list[int]:

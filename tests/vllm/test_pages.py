@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from runtime.processes.ports import free_port
 from tests.test_packaging import ROOT
 from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S, smollm2, variables
-from tests.vllm.server import BLOCK, free_ports
+from tests.vllm.server import BLOCK
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
 
@@ -77,7 +78,7 @@ async def test_a_page_s_lines_put_baton_before_servers_of_vllm(
 @asynccontextmanager
 async def following(page: str, servers: int, python: Path, folder: Path) -> AsyncIterator[Followed]:
     """As long as the service runs. It may be there before the servers, which take a minute."""
-    http, events, replay = free_ports(3, servers)
+    http, events, replay = (free_port("0.0.0.0", in_a_row=servers) for _ in range(3))
     text = (ROOT / page).read_text()
     for there, here in {"555": events, "556": replay, "810": http}.items():
         text = text.replace(f"{there}'$n'", f"'$(({here} + n))'").replace(f"{there}$n", f"$(({here} + n))")

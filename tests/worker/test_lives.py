@@ -19,13 +19,13 @@ from router.text.tokenizer import Tokenizer
 from runtime.checkpoint.model_files import resolve_model
 from runtime.config.overrides import with_overrides
 from runtime.config.serving import ServingConfig
+from runtime.processes.ports import free_port
 from runtime.processes.process import ProcessFailedError
 from tests.engine.vllm.events.vllm_engine import Engine, Messages
 from tests.engine.vllm.server.imitation import METRICS, Imitation
 from tests.service import Service, running_service
 from tests.spine.prompts import ask
 from tests.spine.worker_view import until_idle
-from tests.vllm.server import free_ports
 
 BLOCK = 16
 PREFIX = 24 * BLOCK  # tokens: with few, it costs as much to compute them as not to
@@ -45,7 +45,7 @@ class Counting:
         self.has_blocks_of(BLOCK)
         self.http.metrics = "".join(self.http.metrics.replace('"0"', f'"{rank}"') for rank in range(ranks))
         self.events, *self.others = (Engine() for _ in range(ranks))
-        ports = free_ports(2, in_a_row=ranks)
+        ports = [free_port("0.0.0.0", in_a_row=ranks) for _ in range(2)]
         for rank, events in enumerate((self.events, *self.others)):
             events.port, events.replay_port = (port + rank for port in ports)
         self.slow = False
