@@ -24,7 +24,7 @@ from runtime.fair_queue import one_less
 from runtime.sparing import Sparing
 
 LOOK_S: Final = 0.025
-COUNT_SHARE: Final = 0.05  # of the time goes into counting connections, at most
+SHARE: Final = 0.05  # of the time goes into counting connections, at most, and as much into returning memory
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
 GROWN_BYTES: Final = 8 << 20  # of this process, from which on what connections have sent is looked at
@@ -51,7 +51,6 @@ class GrpcConnections:
         self._unread_bytes = message_bytes + UNSEEN_BYTES
         self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._memory_bytes = _memory_bytes()  # at the last look, or less
-        self._has_closed = False  # connections that have sent too much, since what was freed has been returned
         self._running: Counter[Peer] = Counter()  # calls
         self._reading: Counter[Peer] = Counter()  # messages
         self._ended: dict[Peer, None] = {}  # peers with a call that has ended, the latest last
@@ -95,22 +94,21 @@ class GrpcConnections:
             with one:
                 if peer is None:  # those that it accepts inherit this
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        count_at_s = 0.0
+        count_at_s = return_at_s = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
             began_s = time.monotonic()
             self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
             has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
-            if has_grown and self._has_closed:
-                await asyncio.to_thread(_return_freed)
-                self._has_closed = False
             if has_grown:
+                if began_s >= return_at_s:
+                    return_at_s = began_s + await asyncio.to_thread(_return_freed) / SHARE
                 self._memory_bytes = _memory_bytes()
             counts = began_s >= count_at_s
             if has_grown or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
                 await self._look(port)
             if counts:
-                count_at_s = began_s + (time.monotonic() - began_s) / COUNT_SHARE
+                count_at_s = began_s + (time.monotonic() - began_s) / SHARE
 
     async def _look(self, port: int) -> None:
         """Only what asks the system is in a thread, because calls change the rest meanwhile."""
@@ -143,7 +141,6 @@ class GrpcConnections:
             with contextlib.suppress(OSError):
                 now[peer].shutdown(socket.SHUT_RDWR)
         if surplus:
-            self._has_closed = True
             spare(log.warning, "gRPC connections are closed that send what no call reads", closed=len(surplus))
 
 
@@ -156,10 +153,13 @@ def _one_more(counts: Counter[Peer], peer: Peer) -> Iterator[None]:
         one_less(counts, peer)
 
 
-def _return_freed() -> None:
-    """What gRPC's threads have freed, to the system, because each of them keeps its own for itself (glibc)."""
+def _return_freed() -> float:
+    """What gRPC's threads have freed goes to the system, because each of them keeps its own for itself (glibc).
+    Returns the seconds of a core that it took."""
+    began_s = time.thread_time()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+    return time.thread_time() - began_s
 
 
 def _fullest(counts: dict[Peer, int], limit: int, goal: int) -> Iterator[Peer]:
