@@ -10,7 +10,7 @@ from runtime.address import format_address
 from runtime.config.serving import RouterConfig
 from runtime.errors import ConfigError
 
-FIRST_PORT = 10_000  # of those given to processes that must be told theirs
+FIRST_PORT = 20_000  # of those given to processes that must be told theirs: Ray has those below for its workers
 TRIES = 100
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

@@ -1,7 +1,6 @@
 """The live view, driven with keys: against a real service, and without one."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from baton.cli.top_view.app import AskStatus, TopApp
 from baton.cli.top_view.columns import COLUMNS
 from baton_proto.generated import inference_pb2 as pb
 from runtime.calls.router import Client
+from runtime.processes.ports import free_port
 from runtime.security.secret import Secret
 from tests.service import Service, running_service
 from tests.spine.prompts import ask, random_prompt
@@ -141,8 +141,7 @@ async def test_without_a_router_it_says_so_and_asks_on() -> None:
 async def test_a_router_that_appears_at_the_address_is_found(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a real connection that was refused first."""
     operator_key = Secret("k" * 32)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1")
     monkeypatch.setenv("BATON_OPERATOR_KEY", operator_key.reveal())
     async with Client(f"127.0.0.1:{port}", operator_key=operator_key) as client:
         app = watching(lambda: client.status(1))
