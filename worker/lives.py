@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from baton_proto.discovery import WorkerRecord
 from runtime.config.external import rank_names
 from runtime.config.serving import ServingConfig, load_config
+from runtime.end_task import run_all
 from runtime.errors import BatonError, UnavailableError
 from runtime.processes.collector import calm_collector
 from runtime.processes.serving import StopSignal, print_ready, stop_signal
@@ -20,7 +21,7 @@ from runtime.within import happens
 from worker.arguments import parse_arguments
 from worker.engines.base import EngineElsewhere
 from worker.engines.table import build_worker_engine, engine_elsewhere
-from worker.process import announce_ready, serve_worker, serve_workers, shared_parts
+from worker.process import announce_ready, serve_worker, shared_parts
 from worker.worker import Worker
 
 START_SHARE: Final = 0.8  # of the time that a worker's start may take, for its engine elsewhere to appear
@@ -99,7 +100,7 @@ class Lives:
                 if len(ready) == len(engines):
                     self._ready(replace(record, worker_id=self._worker_id))
 
-            await serve_workers(
+            await run_all(
                 serve_worker(shared, name, self._build_role, assembly, self._stop, on_ready)
                 for name, assembly in zip(rank_names(self._worker_id, len(engines)), engines, strict=True)
             )

@@ -3,10 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -20,7 +19,7 @@ from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Announcer
 from runtime.discovery.load_board import publish_load
 from runtime.discovery.worker_key import new_incarnation
-from runtime.errors import BatonError, ConfigError, UnavailableError
+from runtime.errors import ConfigError, UnavailableError
 from runtime.host import process_name
 from runtime.kv_events.publisher import EventPublisher
 from runtime.nats.client import NatsClient, connect
@@ -137,19 +136,6 @@ async def _answer_for_left(runtime: WorkerRuntime, nats: NatsClient, closing: As
 
     subscription = await nats.answer(left_answers_subject(nats.namespace), answer)
     closing.push_async_callback(nats.unsubscribe, subscription)
-
-
-async def serve_workers(workers: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs the workers of one process. When one of them ends with an error, all do, and the error is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(worker)
-    except ExceptionGroup as errors:
-        ours, others = errors.split(BatonError)
-        if ours is None or others is not None:
-            raise
-        raise ours.exceptions[0] from None  # not from `except*`, out of which Python 3.11.2 raises a group
 
 
 async def _until_stopped(stop: asyncio.Event, runtime: WorkerRuntime) -> None:

@@ -17,6 +17,7 @@ from baton_proto.discovery import WorkerRecord
 from decode_worker.decode_worker import DecodeWorker
 from prefill_worker.prefill_worker import PrefillWorker
 from runtime.config.serving import ServingConfig, for_prefill_worker, load_config
+from runtime.end_task import run_all
 from runtime.errors import BatonError
 from runtime.processes.collector import calm_collector
 from runtime.processes.die_with_parent import die_with_parent
@@ -24,7 +25,7 @@ from runtime.processes.serving import print_ready, stop_signal
 from runtime.telemetry.logging import configure_logging
 from worker.arguments import worker_id
 from worker.engines.own import build_engine
-from worker.process import serve_worker, serve_workers, shared_parts
+from worker.process import serve_worker, shared_parts
 from worker.worker import Worker
 
 THREAD_STACK_BYTES = 256 * 1024  # small: a decode worker has threads for its KV receiver and for each connection
@@ -59,7 +60,7 @@ async def run_workers(config: ServingConfig, name: str, worker_ids: Sequence[str
 
     async with shared_parts(config, name) as shared:
         of_role = {"prefill": for_prefill_worker(config), "decode": config}
-        await serve_workers(
+        await run_all(
             serve_worker(shared, one, ROLES[role_of(one)], build_engine(of_role[role_of(one)]), stop, on_ready)
             for one in worker_ids
         )

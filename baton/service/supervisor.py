@@ -30,6 +30,7 @@ from runtime.config.models import models_of, sleeping_namespaces
 from runtime.config.serving import ServingConfig
 from runtime.config.surroundings import LogLevel
 from runtime.discovery.living_names import living_names, living_routers
+from runtime.end_task import run_all
 from runtime.errors import ConfigError, UnavailableError, WorkerLostError
 from runtime.nats.client import connect
 from runtime.processes.ports import check_router_ports
@@ -106,18 +107,15 @@ class Supervisor:
                 workers = {name for launch in missing for name in launch.workers}
                 await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
             await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._start_routers(group, [launch for launch in missing if launch.module == ROUTER]))
-                self._start_workers(group, [launch for launch in missing if launch.module != ROUTER])
+            routers = self._start_routers([launch for launch in missing if launch.module == ROUTER])
+            await run_all([routers, self._start_workers([launch for launch in missing if launch.module != ROUTER])])
             await self.until_used(self.serving())
             self.run.update(grpc=self.address("grpc"), http=self.address("http"))
-        except BaseException as error:
+        except BaseException:
             if not living:
                 await self.kill()
                 await self.stop()
             self._closing.close()
-            if isinstance(error, ExceptionGroup):
-                raise error.exceptions[0] from None
             raise
 
     def take_over(self, living: Iterable[tuple[Launch, Process]]) -> None:
@@ -306,12 +304,12 @@ class Supervisor:
         before = {} if was is None else {name: {NATS: url} for name, url in zip(names, each_url(was), strict=True)}
         for name in names if len(names) > 1 else ():
             self._routes[name] = await self.launcher.route(self._routes_but(name), self._routes.get(name, ""))
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                if name in self.nats:
-                    group.create_task(self._until_ready(name, self.nats[name]))
-                else:
-                    group.create_task(self._start_nats(name, before.get(name, {})))
+        await run_all(
+            self._until_ready(name, self.nats[name])
+            if name in self.nats
+            else self._start_nats(name, before.get(name, {}))
+            for name in names
+        )
         return self._own_nats_url()
 
     def _own_nats_url(self) -> str:
@@ -371,26 +369,24 @@ class Supervisor:
             self.children.starting.discard(launch.name)
         await self._until_ready(launch.name, process)
 
-    async def _start_routers(self, group: asyncio.TaskGroup, launches: Sequence[Launch]) -> None:
+    async def _start_routers(self, launches: Sequence[Launch]) -> None:
         """All take the same ports. Where free ones are wanted the first router finds them."""
         if launches and not self.router_addresses and 0 in (self.config.router.http_port, self.config.router.grpc_port):
             first, *launches = launches
             await self._start(first)
-        for launch in launches:
-            group.create_task(self._start(msgspec.structs.replace(launch, addresses=self.router_addresses)))
+        at_known = [msgspec.structs.replace(launch, addresses=self.router_addresses) for launch in launches]
+        await run_all(map(self._start, at_known))
 
-    def _start_workers(self, group: asyncio.TaskGroup, launches: Sequence[Launch]) -> None:
+    async def _start_workers(self, launches: Sequence[Launch]) -> None:
         sleepers = sleeping_namespaces(self.config)
-        for launch in launches:
-            if launch.config.namespace not in sleepers:
-                group.create_task(self._start(launch))
-        group.create_task(self._start_asleep([one for one in launches if one.config.namespace in sleepers]))
+        asleep = self._start_asleep([one for one in launches if one.config.namespace in sleepers])
+        await run_all([asleep, *(self._start(one) for one in launches if one.config.namespace not in sleepers)])
 
     async def _start_asleep(self, launches: Iterable[Launch]) -> None:
         """The workers of a model fall asleep before those of the next one start, which may be given the same GPUs."""
         for _, of_model in groupby(launches, key=lambda launch: launch.config.namespace):
             workers = list(of_model)
-            await asyncio.gather(*map(self._start, workers))
+            await run_all(map(self._start, workers))
             names = [name for launch in workers for name in launch.workers]
             await asyncio.gather(*(self.sleep(name, self.config.workers.drain_timeout_s) for name in names))
 
