@@ -23,7 +23,8 @@ from runtime.side_lane import TENANT
 REQUEST_ID_METADATA = "x-request-id"
 TENANT_METADATA = "baton-tenant"
 FIRST_TOKEN_METADATA = "baton-deadline-ms"  # of the first token: a request that would miss it is refused
-EARLIER_S = 0.05
+EARLIER_S = (0.05, 0.25)  # at least and at most
+EARLIER_SHARE = 0.05
 STALL_GRACE_S = 5.0  # beyond the deadline, for a client to take what is left
 
 log = structlog.get_logger()
@@ -45,7 +46,10 @@ def left_s(context: Any) -> float | None:
     """Seconds in which a call is to end here; None: its caller has no deadline. It is a little less than the caller
     waits: gRPC would end the call itself then, and on a connection that has its age it reads as UNAVAILABLE."""
     remaining_s = context.time_remaining()
-    return None if remaining_s is None else remaining_s - min(EARLIER_S, remaining_s / 2)
+    if remaining_s is None:
+        return None
+    least_s, most_s = EARLIER_S
+    return remaining_s - min(max(EARLIER_SHARE * remaining_s, least_s), most_s, remaining_s / 2)
 
 
 def deadline_s(context: Any) -> float | None:
