@@ -28,15 +28,18 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     In the place of asyncio.TaskGroup, whose failure leaves a task of Python 3.11 and 3.12 counted as cancelled; in
     3.11.2 no asyncio.timeout of that task ends in TimeoutError any more.
     """
-    tasks = [asyncio.create_task(one) for one in coroutines]
-    if not tasks:
-        return
+    tasks: list[asyncio.Task[None]] = []
+    ended: set[asyncio.Task[None]] = set()
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for one in coroutines:  # which may fail to be made
+            tasks.append(asyncio.create_task(one))  # noqa: PERF401
+        if tasks:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()  # once, for its last steps to have the time that they take
-        await asyncio.wait(tasks)
+        if tasks:
+            await asyncio.wait(tasks)
     failed = [task for task in (*ended, *tasks) if not task.cancelled() and task.exception() is not None]
     if failed:
         failed[0].result()

@@ -1,6 +1,8 @@
 """A cancelled task ends, whatever it does with its cancellation, and tasks that belong together end together."""
 
 import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,22 @@ async def test_all_that_run_together_end_with_whoever_waits_for_them() -> None:
         await task
     assert ended == [0, 1, 2]
     await run_all([])
+
+
+async def test_what_cannot_be_begun_leaves_nothing_running() -> None:
+    """As where a process builds one engine after the other, and the second one's memory is not there."""
+    begun: list[asyncio.Task[None] | None] = []
+
+    async def one() -> None:
+        begun.append(asyncio.current_task())
+        await asyncio.sleep(60)
+
+    def built() -> Iterator[Coroutine[Any, Any, None]]:
+        yield one()
+        raise KeyError("no memory")
+
+    before = asyncio.all_tasks()
+    with pytest.raises(KeyError, match="no memory"):
+        await run_all(built())
+    assert asyncio.all_tasks() == before
+    assert not begun
