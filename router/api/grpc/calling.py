@@ -45,7 +45,7 @@ class Outcome:
 def left_s(context: Any) -> float | None:
     """Seconds in which a call is to end here; None: its caller has no deadline. It is a little less than the caller
     waits: gRPC would end the call itself then, and on a connection that has its age it reads as UNAVAILABLE."""
-    remaining_s = context.time_remaining()
+    remaining_s: float | None = context.time_remaining()
     if remaining_s is None:
         return None
     least_s, most_s = EARLIER_S
