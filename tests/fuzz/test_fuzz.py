@@ -7,25 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.changed_bytes import changed
 from tests.fuzz.targets import TARGETS, Target
 
 CORPUS = Path(__file__).parent / "corpus"  # CORPUS/TARGET/*: input that was once refused wrongly
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
-MOST_BYTES = 2000
 DRAWN = 0.7  # of the inputs of targets that draw some
 SHOWN = 4000  # bytes of an input
-PIECES = (
-    b"\x00",
-    b"\xff" * 8,
-    b"[" * 3000,
-    b"{{" * 50,
-    b"9" * 400,
-    b"-",
-    b"\x93",
-    b"\xdf\xff\xff\xff\xff",
-    b"null",
-    b": ",
-)
 CASES = [
     pytest.param(one, id=one.name, marks=[pytest.mark.xfail(strict=True, reason=one.known)] if one.known else [])
     for one in TARGETS
@@ -56,13 +44,3 @@ def feed(target: Target, data: bytes) -> None:
         pass
     except Exception as error:
         raise AssertionError(f"{target.name}: {error!r}; put this into tests/fuzz/corpus: {data[:SHOWN]!r}") from error
-
-
-def changed(chance: random.Random, data: bytes) -> bytes:
-    """Some bytes of it replaced, removed or added."""
-    for _ in range(chance.randint(1, 6)):
-        start = chance.randint(0, len(data))
-        end = start + chance.choice((0, 0, 1, 4, len(data)))
-        piece = chance.choice((chance.randbytes(chance.randint(0, 12)), chance.choice(PIECES), data[start:end]))
-        data = data[:start] + piece + data[end:]
-    return data[:MOST_BYTES]

@@ -4,7 +4,7 @@ import random
 import struct
 
 from baton_proto.generated import inference_pb2 as pb
-from tests.fuzz.test_fuzz import changed
+from tests.fuzz.changed_bytes import changed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -3,7 +3,7 @@
 import json
 import random
 
-from tests.fuzz.test_fuzz import changed
+from tests.fuzz.changed_bytes import changed
 from tests.router.http_client import CHAT, COMPLETION
 
 METHODS = (b"POST", b"POST", b"POST", b"GET", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"PRI", b"BREW", b"post", b"")
