@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import psutil
 import structlog
 import uvloop
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from worker.engines.table import build_worker_engine, engine_elsewhere
 from worker.process import announce_ready, serve_worker, shared_parts
 from worker.worker import Worker
 
-START_SHARE: Final = 0.8  # of the time that a worker's start may take, for its engine elsewhere to appear
+START_SHARE: Final = 0.8  # of the time that a worker may take from its process's start on, for its engine to appear
 RETRY_S: Final = 1.0
 
 log = structlog.get_logger()
@@ -77,7 +78,7 @@ class Lives:
         """Returns after the drain. An engine that is not there, or does not fit, is asked again and again; whoever has
         started the process hears of it, at once when it does not fit, else when the first life is late."""
         calm_collector()
-        deadline_s = time.monotonic() + START_SHARE * self._config.workers.ready_timeout_s
+        late_s = psutil.Process().create_time() + START_SHARE * self._config.workers.ready_timeout_s
         async with self._engine:
             while not self._stop.is_set():
                 try:
@@ -85,7 +86,7 @@ class Lives:
                 except BatonError as error:
                     self._tell(str(error))
                     comes = isinstance(error, UnavailableError)
-                    if not self._has_answered and not (comes and time.monotonic() < deadline_s):
+                    if not self._has_answered and not (comes and time.time() < late_s):
                         self._has_answered = True
                         print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error), comes)
                 await happens(self._stop, RETRY_S)

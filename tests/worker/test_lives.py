@@ -278,7 +278,7 @@ async def test_a_service_whose_servers_are_all_late_is_there_before_them(tiny_mo
         sections: dict[str, Any] = {
             "external_workers": [one.worker("gpu-1")],
             "engine": {"block_size": BLOCK},
-            "workers": {"ready_timeout_s": 30.0},
+            "workers": {"ready_timeout_s": 10.0},
             "router": {"no_worker_timeout_s": 0.5},
         }
         async with running_service(tiny_model, 0, 0, **sections) as service:
