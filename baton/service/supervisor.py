@@ -106,7 +106,7 @@ class Supervisor:
             if not self.nats:
                 workers = {name for launch in missing for name in launch.workers}
                 await self._reach_nats(url, workers, [launch.name for launch in missing if launch.module == ROUTER])
-            await asyncio.gather(*(self._until_ready(name, process) for name, process in self.children.items()))
+            await run_all(self._until_ready(name, process) for name, process in self.children.items())
             routers = self._start_routers([launch for launch in missing if launch.module == ROUTER])
             await run_all([routers, self._start_workers([launch for launch in missing if launch.module != ROUTER])])
             await self.until_used(self.serving())
@@ -388,7 +388,7 @@ class Supervisor:
             workers = list(of_model)
             await run_all(map(self._start, workers))
             names = [name for launch in workers for name in launch.workers]
-            await asyncio.gather(*(self.sleep(name, self.config.workers.drain_timeout_s) for name in names))
+            await run_all(self.sleep(name, self.config.workers.drain_timeout_s) for name in names)
 
     async def _begin(self, process: Process) -> None:
         try:
