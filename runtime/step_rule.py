@@ -18,7 +18,7 @@ from math import sqrt
 from typing import Final
 
 AGING: Final = 0.6  # ms of work that a ms of waiting counts as
-LATE: Final = 0.8  # of the target of first tokens, that the prompts' work takes when steps get longer
+LATE: Final = 0.6  # of the target of first tokens, that the prompts' work takes when steps get longer
 FEW: Final = 4  # answers; beside n of fewer, steps last FEW / n targets
 LONGEST: Final = 8.0  # targets that a step beside readers may last, unless the answers alone take more than their part
 HALF, MOST = 2, 7  # steps of the answers alone that a step lasts at least, if prompts are in time or late

@@ -25,9 +25,9 @@ def budget() -> StepBudget:
 
 
 def test_what_prompts_may_take_keeps_a_step_within_the_target_of_its_readers() -> None:
-    assert budget().prompt_ms(16, 100_000, 800.0) + TIMES.beside_ms(16, 100_000) == pytest.approx(50.0)
-    assert budget().prompt_ms(16, 100_000, 2400.0) + TIMES.beside_ms(16, 100_000) == pytest.approx(150.0), "a queue"
-    assert budget().prompt_ms(1, 6_000, 800.0) + TIMES.beside_ms(1, 6_000) == pytest.approx(200.0), "one reader"
+    assert budget().prompt_ms(16, 100_000, 600.0) + TIMES.beside_ms(16, 100_000) == pytest.approx(50.0)
+    assert budget().prompt_ms(16, 100_000, 1800.0) + TIMES.beside_ms(16, 100_000) == pytest.approx(150.0), "a queue"
+    assert budget().prompt_ms(1, 6_000, 600.0) + TIMES.beside_ms(1, 6_000) == pytest.approx(200.0), "one reader"
 
 
 def test_steps_last_by_new_targets_once_there_are_some() -> None:
