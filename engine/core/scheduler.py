@@ -13,6 +13,7 @@ advances, and no sequence starves. Nor does one whose blocks are being copied ho
 """
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence as Run
 from itertools import chain, islice
 from math import inf
@@ -25,7 +26,7 @@ from engine.drafts.speculation import Speculation
 from engine.interface import LOOK_AHEAD
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.sequences.sequence_queue import SequenceQueue
+from engine.sequences.sequence_queue import ORDER, SequenceQueue
 from runtime.config.planner import TargetsConfig
 from runtime.step_rule import in_tiles
 
@@ -69,13 +70,14 @@ class Scheduler:
         self.max_running = max_running
         self.budget = StepBudget(targets or TargetsConfig())
         self.waiting = SequenceQueue()
-        self.running = SequenceQueue()  # more than max_running when remote ones are admitted; then the first decode
+        self.running = SequenceQueue()  # more than max_running when remote ones are admitted; then they take turns
         self.num_preemptions = 0
         self._arrivals = itertools.count()
         self._waiting_tokens = 0
         self._waiting_pairs = 0
         self._starved: Sequence | None = None  # the first of `waiting`, while it waits for memory
         self._dead_ends: list[DeadEnd] = []
+        self._had_turn = (0, -1)  # the order of whose turn was the last one
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence to be prefilled and decoded here."""
@@ -195,17 +197,33 @@ class Scheduler:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def _schedule_decode(self) -> list[ScheduledSequence]:
-        limit, size = min(self.max_running, self.max_batch_tokens), self.block_manager.block_size
-        items: list[ScheduledSequence] = []
-        for sequence in list(self.running):
-            if len(items) == limit:
-                break
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        limit = min(self.max_running, self.max_batch_tokens)
+        if len(decoding) <= limit:
+            return self._with_room(decoding)
+        # Where nobody whose turn it is finds room, the first in order does, because it takes that of the last.
+        return self._with_room(self._in_turn(decoding, limit)) or self._with_room(decoding[:limit])
+
+    def _in_turn(self, decoding: list[Sequence], limit: int) -> list[Sequence]:
+        """Those of too many that this step computes, in order: no answer of a priority waits for the end of another."""
+        least = decoding[limit - 1].priority
+        higher = [sequence for sequence in decoding if sequence.priority > least]
+        alike = [sequence for sequence in decoding if sequence.priority == least]
+        behind = bisect_right(alike, self._had_turn, key=ORDER)
+        chosen = (alike[behind:] + alike[:behind])[: limit - len(higher)]
+        self._had_turn = chosen[-1].order
+        return higher + sorted(chosen, key=ORDER)
+
+    def _with_room(self, decoding: list[Sequence]) -> list[ScheduledSequence]:
+        """Invariant: they are in order, so that none takes the blocks of one before it."""
+        size = self.block_manager.block_size
+        return [
+            ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True)
+            for sequence in decoding
             # Whose blocks have room needs no `_grow`, which would find the same.
-            if sequence.is_decoding and (
-                sequence.num_tokens <= len(sequence.block_table) * size or self._grow(sequence)
-            ):
-                items.append(ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True))
-        return items
+            if sequence.is_decoding
+            and (sequence.num_tokens <= len(sequence.block_table) * size or self._grow(sequence))
+        ]
 
     def _grow(self, sequence: Sequence) -> bool:
         """Takes room for the newest token, from later sequences if need be. False: the sequence pauses or has ended."""

@@ -223,15 +223,20 @@ def test_no_more_than_max_running_start() -> None:
     assert names(step(scheduler)) == (["c"], ["b"])
 
 
-def test_the_first_in_order_decode_when_more_were_admitted_than_may_run() -> None:
-    scheduler = make_scheduler(64, max_running=2)
-    for name in "abc":
-        sequence = distinct(name, 4)
+def test_answers_of_one_priority_take_turns_when_more_were_admitted_than_may_run() -> None:
+    scheduler = make_scheduler(64, max_running=3)
+    for name, priority in (("a", 0), ("b", 0), ("urgent", 1), ("c", 0), ("later", -1)):
+        sequence = distinct(name, 4, priority=priority)
         assert scheduler.reserve(sequence)
         sequence.num_computed_tokens = 4
         sequence.token_ids.append(1)
         scheduler.admit(sequence)
-    assert names(step(scheduler)) == ([], ["a", "b"])
+    assert [names(step(scheduler))[1] for _ in range(4)] == [
+        ["urgent", "a", "b"],
+        ["urgent", "a", "c"],
+        ["urgent", "b", "c"],
+        ["urgent", "a", "b"],
+    ]
 
 
 def test_a_decode_without_a_block_preempts_the_last_arrival() -> None:
