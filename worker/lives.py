@@ -78,7 +78,8 @@ class Lives:
         """Returns after the drain. An engine that is not there, or does not fit, is asked again and again; whoever has
         started the process hears of it, at once when it does not fit, else when the first life is late."""
         calm_collector()
-        late_s = psutil.Process().create_time() + START_SHARE * self._config.workers.ready_timeout_s
+        age_s = time.time() - psutil.Process().create_time()
+        late_s = time.monotonic() - age_s + START_SHARE * self._config.workers.ready_timeout_s
         async with self._engine:
             while not self._stop.is_set():
                 try:
@@ -86,7 +87,7 @@ class Lives:
                 except BatonError as error:
                     self._tell(str(error))
                     comes = isinstance(error, UnavailableError)
-                    if not self._has_answered and not (comes and time.time() < late_s):
+                    if not self._has_answered and not (comes and time.monotonic() < late_s):
                         self._has_answered = True
                         print_ready(f"{self._build_role.name}_worker", self._worker_id, {}, str(error), comes)
                 await happens(self._stop, RETRY_S)
