@@ -197,15 +197,17 @@ class Scheduler:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def _schedule_decode(self) -> list[ScheduledSequence]:
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
         limit = min(self.max_running, self.max_batch_tokens)
-        if len(decoding) <= limit:
-            return self._with_room(decoding)
+        if len(self.running) <= limit:
+            return self._with_room(list(self.running))
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
         # Where nobody whose turn it is finds room, the first in order does, because it takes that of the last.
         return self._with_room(self._in_turn(decoding, limit)) or self._with_room(decoding[:limit])
 
     def _in_turn(self, decoding: list[Sequence], limit: int) -> list[Sequence]:
-        """Those of too many that this step computes, in order: no answer of a priority waits for the end of another."""
+        """Those that this step computes, in order: of too many, no answer of a priority waits for another's end."""
+        if len(decoding) <= limit:
+            return decoding
         least = decoding[limit - 1].priority
         higher = [sequence for sequence in decoding if sequence.priority > least]
         alike = [sequence for sequence in decoding if sequence.priority == least]
@@ -214,12 +216,12 @@ class Scheduler:
         self._had_turn = chosen[-1].order
         return higher + sorted(chosen, key=ORDER)
 
-    def _with_room(self, decoding: list[Sequence]) -> list[ScheduledSequence]:
-        """Invariant: they are in order, so that none takes the blocks of one before it."""
+    def _with_room(self, running: list[Sequence]) -> list[ScheduledSequence]:
+        """Those of them that decode. Invariant: they are in order, so that none takes the blocks of one before it."""
         size = self.block_manager.block_size
         return [
             ScheduledSequence(sequence, sequence.num_scheduled_tokens, 1, sample=True)
-            for sequence in decoding
+            for sequence in running
             # Whose blocks have room needs no `_grow`, which would find the same.
             if sequence.is_decoding
             and (sequence.num_tokens <= len(sequence.block_table) * size or self._grow(sequence))
