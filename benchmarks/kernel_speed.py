@@ -30,7 +30,7 @@ from engine.kernels import (
     small_linear as small_kernel,
 )
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch
-from engine.kernels.decode_pieces import FEW_ROWS, equal_shares, longest_first
+from engine.kernels.decode_pieces import ROUNDS, equal_shares, longest_first
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import Rotation, rotate_store
@@ -85,7 +85,7 @@ def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
 
 def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    few = len(lengths) <= FEW_ROWS
+    few = len(lengths) <= ROUNDS * programs
     sizes = np.array(lengths)
     pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
     columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
@@ -98,7 +98,7 @@ def decode() -> list[Result]:
     source = np.random.default_rng(0)
     cases: dict[str, list[int]] = {
         f"x{rows} ctx {context}": [context + i % 7 for i in range(rows)]
-        for rows, context in ((256, 1024), (1, 1024), (1, 32768), (32, 8192))
+        for rows, context in ((256, 1024), (1, 1024), (1, 32768), (32, 8192), (72, 8192))
     }
     cases |= {f"x{rows} ctx 300-1900": source.integers(300, 1900, rows).tolist() for rows in (16, 128)}
     configs = [(64, 2, 3), (64, 2, 2), (32, 2, 4), (64, 4, 3), (128, 4, 2)]

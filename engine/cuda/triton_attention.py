@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from engine.cuda.step_inputs import StepInputs
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from engine.kernels.decode_pieces import FEW_ROWS
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.scores import Scores
@@ -16,6 +16,8 @@ from engine.model.attention import HeadNorms
 from engine.model.rope import RotaryEmbedding
 from engine.runners.step_shape import StepShape
 from runtime.checkpoint.rope_config import Rope
+
+STORED_ALONG: Final = 32  # decodes up to which attention stores their keys and values, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class TritonAttention:
     def store_and_decode(
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs
     ) -> Tensor:
-        if len(qkv) > FEW_ROWS:
+        if len(qkv) > STORED_ALONG:
             queries, rotation = self.store(qkv, norms, layer_cache, metadata), None
         else:
             queries, rotation = qkv, self._rotation(norms, metadata)

@@ -1,18 +1,21 @@
 """How decode attention cuts contexts into pieces and deals them out to programs: plain arithmetic on the host.
 
-With few sequences, all programs that run at once get equal shares. With many, each piece has its own program, and the
-multiprocessors take the longest pieces first.
+All programs that run at once get equal shares. With many sequences, each piece has its own program, and the
+multiprocessors take the longest pieces first: the last ones to run are then few beside all others.
 """
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 # Fastest on an H200 (benchmarks/kernel_speed.py).
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
-FEW_ROWS = 32
+ROUNDS: Final = (
+    3  # of all programs at once: shares of so many rows are equal; a few rows of a second round took half a round
+)
 _UNCUT = 4 / 3  # longest context that is not cut, in even shares of all contexts: merging would cost more time
 
 
@@ -36,7 +39,7 @@ class Pieces:
 
 def num_programs(rows: int, at_once: int) -> int:
     """Number of programs for `rows` rows on a device that runs `at_once` programs under each KV head."""
-    return at_once if rows <= FEW_ROWS else rows + at_once
+    return at_once if rows <= ROUNDS * at_once else rows + at_once
 
 
 def plan_pieces(lengths: np.ndarray, rows: int, at_once: int, window: int = 0) -> Pieces:
@@ -44,7 +47,7 @@ def plan_pieces(lengths: np.ndarray, rows: int, at_once: int, window: int = 0) -
     tiles in which the last `window` tokens lie are covered, if it is not 0."""
     if window:
         return in_window(lengths, window, lambda lengths: plan_pieces(lengths, rows, at_once))
-    if rows <= FEW_ROWS:
+    if rows <= ROUNDS * at_once:
         return equal_shares(lengths, at_once)
     return longest_first(lengths, max(1, int(at_once / _UNCUT)), num_programs(rows, at_once))
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
 from engine.kernels.decode_pieces import (
-    FEW_ROWS,
+    ROUNDS,
     TILE,
     Pieces,
     equal_shares,
@@ -201,7 +201,7 @@ def test_pieces_cover_every_context_once_in_equal_shares(programs: int) -> None:
 def test_pieces_of_many_come_longest_first_each_with_its_program(at_once: int) -> None:
     random_lengths = np.random.default_rng(at_once)
     for _ in range(30):
-        rows = int(random_lengths.integers(FEW_ROWS + 1, 200))
+        rows = int(random_lengths.integers(ROUNDS * at_once + 1, ROUNDS * at_once + 200))
         lengths = random_lengths.integers(1, 3000, rows - 3)  # three rows of padding
         pieces = plan_pieces(lengths, rows, at_once)
         assert len(pieces.program_first) == num_programs(rows, at_once) + 1
