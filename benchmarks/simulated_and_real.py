@@ -28,6 +28,7 @@ from rich.table import Table
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from benchmarks.routing.report import machine, write_results
+from engine.runners.mock_runner import MockRunner
 from router.placement.weights import Weights
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
@@ -101,7 +102,7 @@ async def _compared(fleet: str, rate: float, count: int, slower: float) -> Row:
         "benchmark",
     )
     kv_tokens = config.mock.kv_blocks * config.engine.block_size
-    kind = WorkerKind(times, 1, kv_tokens, MAX_RUNNING)
+    kind = WorkerKind(times, 1, kv_tokens, MAX_RUNNING, ahead=MockRunner.depth)
     layout = Layout(prefill, kind, decode, kind)
     simulated = simulate(layout, requests, Weights.of(config.router.placement), targets).ttft_ms
     real = await _real(config, requests)

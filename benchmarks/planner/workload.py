@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.errors import ConfigError
 from simulator.compiled import Floats, Ints
-from simulator.requests import Requests
+from simulator.requests import Requests, alike
 
 BIN_S = 600.0
 BINS_PER_DAY = 144
@@ -68,4 +68,4 @@ def requests_of(rates: Floats, lengths: Lengths, seed: int, hit_rate: float = 0.
     starts = np.repeat(np.arange(len(rates)) * bin_s, counts)
     arrival_s = np.sort(starts + dice.random(len(starts)) * bin_s)
     prompt, output = lengths(dice, len(arrival_s))
-    return Requests(arrival_s, prompt, np.maximum(1, np.round(prompt * (1 - hit_rate)).astype(np.int64)), output)
+    return alike(arrival_s, prompt, np.maximum(1, np.round(prompt * (1 - hit_rate)).astype(np.int64)), output)

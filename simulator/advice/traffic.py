@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.advice.prefixes import uncached
+from simulator.advice.prefixes import Found, find
 from simulator.compiled import Floats, Ints
-from simulator.requests import Requests
+from simulator.requests import NOBODY, Requests, alike
 
 PARTS = 20  # of a trace, drawn with replacement
 
@@ -33,7 +33,7 @@ class RandomTraffic:
         arrival_s = np.cumsum(dice.exponential(1 / rate, self.count))
         prompt = dice.integers(self.prompt[0], self.prompt[1] + 1, self.count)
         output = dice.integers(self.output[0], self.output[1] + 1, self.count)
-        return Requests(arrival_s, prompt, _uncached(prompt, self.cached), output)
+        return alike(arrival_s, prompt, _uncached(prompt, self.cached), output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TraceTraffic:
     cached: float = 0.0  # share of each prompt, where `hash_ids` are not known
     hash_ids: Sequence[Sequence[int]] = ()  # of each prompt: one for each `block_tokens`
     block_tokens: int = 1
-    _uncached: dict[int, Ints] = field(default_factory=dict)  # [requests], by the size of the caches
+    _found: dict[int, Found] = field(default_factory=dict)  # by the size of the caches
 
     @property
     def rate(self) -> float:
@@ -58,7 +58,8 @@ class TraceTraffic:
         return float(self.arrival_s[-1] - self.arrival_s[0])
 
     def requests(self, rate: float, seed: int, cache_tokens: int = 0) -> Requests:
-        """Each request finds in the caches what it found in the trace's own order."""
+        """Each request finds in the caches what it found in the trace's own order, on all workers where its holder does
+        not come before it."""
         times, order = self.arrival_s - self.arrival_s[0], np.arange(len(self.arrival_s))
         if seed:
             part_s = self.duration_s / PARTS
@@ -67,16 +68,25 @@ class TraceTraffic:
             order = np.concatenate([np.flatnonzero(part_of == part) for part in drawn])
             moved = np.concatenate([np.full((part_of == part).sum(), n - part) for n, part in enumerate(drawn)])
             times = times[order] + moved * part_s
-        left = self._left(cache_tokens)
-        return Requests(times * self.rate / rate, self.prompt[order], left[order], self.output[order])
-
-    def _left(self, cache_tokens: int) -> Ints:
+        arrival_s, prompt, output = times * self.rate / rate, self.prompt[order], self.output[order]
         if not self.hash_ids:
-            return _uncached(self.prompt, self.cached)
-        if cache_tokens not in self._uncached:
-            self._uncached[cache_tokens] = uncached(self.prompt, self.hash_ids, self.block_tokens, cache_tokens)
-        return self._uncached[cache_tokens]
+            return alike(arrival_s, prompt, _uncached(prompt, self.cached), output)
+        if cache_tokens not in self._found:
+            self._found[cache_tokens] = find(self.prompt, self.hash_ids, self.block_tokens, cache_tokens)
+        uncached, elsewhere, holder = (column[order] for column in self._found[cache_tokens])
+        holder = _last_before(holder, order)
+        return Requests(arrival_s, prompt, uncached, output, np.where(holder == NOBODY, uncached, elsewhere), holder)
 
 
 def _uncached(prompt: Ints, cached: float) -> Ints:
     return np.maximum(1, np.round(prompt * (1 - cached)).astype(np.int64))
+
+
+def _last_before(wanted: Ints, order: Ints) -> Ints:
+    """For each place of `order`, the last earlier place of the request `wanted` there; NOBODY: there is none.
+
+    Invariant: a wanted request has a lower number than the one that wants it."""
+    places = np.arange(len(order))
+    keys = np.sort(order * len(order) + places)
+    last = keys[np.searchsorted(keys, wanted * len(order) + places) - 1]
+    return np.where(last // len(order) == wanted, last % len(order), NOBODY)

@@ -8,7 +8,8 @@ from typing import Any
 
 from runtime.step_rule import in_tiles, prompt_ms, rank, tokens_within
 from simulator.compiled import decode_seconds, pairs_of, part
-from simulator.stepwise.state import COME, NOBODY, PROMPTS, Fleet, State, Worker, take_out
+from simulator.requests import NOBODY
+from simulator.stepwise.state import COME, PROMPTS, Fleet, State, Worker, take_out
 
 # As in engine/core; a test compares them.
 RANKED, LOOK_AHEAD, LEAST_TOKENS = 128, 8, 16

@@ -24,6 +24,7 @@ class WorkerKind:
     kv_tokens: int = 524_288
     max_running: int = 256
     max_batch_tokens: int = 8192  # of a step: a bound of memory
+    ahead: int = 1  # steps that are submitted while one runs, see Runner.depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def fleet_of(layout: Layout, placement: Weights, targets: TargetsConfig = TARGET
         np.array([kind.kv_tokens for kind in kinds]),
         np.array([kind.max_running for kind in kinds]),
         np.array([kind.max_batch_tokens for kind in kinds]),
+        np.array([kind.ahead for kind in kinds]),
         np.array([layout.prefill, layout.decode]),
         targets.ttft_ms / 1e3,
         targets.itl_ms / 1e3,

@@ -6,8 +6,9 @@ them, by the engine's rules (step_rule.py, scheduler.py), and lasts as long as s
 that only decode are one run up to the worker's next change; its time is their exact sum.
 
 What is simpler than in a service: all first tokens are due at the same target; a request starts when its whole answer
-fits into its worker's KV memory, so nothing is preempted; of each prompt a given part is cached wherever it goes; and
-the router knows at once how far a worker is.
+fits into its worker's KV memory, so nothing is preempted; of each prompt a given part is cached by the workers of one
+earlier request, and a given part by all others; a step that is submitted ahead counts only behind steps without
+prompts; and the router knows at once how far a worker is.
 
 An event is an arrival, a first token, the end of a request, or the end of a worker's step. A run counts as one event,
 however many tokens it makes.
@@ -19,14 +20,15 @@ import math
 from typing import Any
 
 from simulator.compiled import Floats, bucket, decode_seconds, entry, pairs_of, part, prefill_seconds
+from simulator.requests import NOBODY
 from simulator.stepwise.chunks import fits, give_chunks, place, rank_come
 from simulator.stepwise.heap import pop, push
-from simulator.stepwise.placing import note_load, placed
+from simulator.stepwise.placing import Prompt, note_load, placed, uncached_on
 from simulator.stepwise.state import (
     COME,
     COMING,
     DECODES,
-    NOBODY,
+    PREFILLS,
     PROMPTS,
     ROOMLESS,
     STEP_END,
@@ -68,25 +70,34 @@ def go_on(arrived: int, arrival_s: Floats, fleet: Fleet, state: State) -> int:
 def _arrive(request: int, now_s: float, fleet: Fleet, state: State) -> None:
     state.events[0] += 1
     new = state.requests[request]
-    prompt, uncached = new.prompt, new.left
-    p, d = placed(prompt, uncached, now_s, fleet, state)
-    new.runs_on, new.decodes_on = p, d
+    prompt = _prompt(request, state)
+    p, d = placed(prompt, now_s, fleet, state)
+    uncached = uncached_on(p, prompt)
+    new.runs_on, new.decodes_on, new.left = p, d, uncached
     runner, decoder = state.workers[p], state.workers[d]
     if runner.queue_tokens == 0:
         runner.queue_s = now_s
     runner.queue_tokens += uncached
-    runner.queue_pairs += pairs_of(prompt - uncached, uncached)
+    runner.queue_pairs += pairs_of(prompt.tokens - uncached, uncached)
     decoder.requests += 1
-    decoder.charged += prompt
+    decoder.charged += prompt.tokens
     note_load(p, fleet, state)
     if p != d:
-        new.first_s = fleet.ship_s + fleet.ship_token_s * uncached
+        new.first_s = fleet.ship_s + fleet.ship_token_s * uncached_on(d, prompt)
         note_load(d, fleet, state)
         append(decoder, ROOMLESS, request, state)
-        _wake(d, now_s, fleet, state)
+        _wake(d, now_s, 0, fleet, state)
     else:
         append(runner, COME, request, state)
-        _wake(p, now_s, fleet, state)
+        _wake(p, now_s, fleet.ahead[runner.kind], fleet, state)
+
+
+@part
+def _prompt(request: int, state: State) -> Prompt:
+    it, holder, computed_on, decoded_on = state.requests[request], state.holder[request], NOBODY, NOBODY
+    if holder != NOBODY:
+        computed_on, decoded_on = state.requests[holder].runs_on, state.requests[holder].decodes_on
+    return Prompt(it.prompt, it.left, state.elsewhere[request], computed_on, decoded_on)
 
 
 @part
@@ -105,18 +116,18 @@ def _reserve(d: int, now_s: float, fleet: Fleet, state: State) -> None:
         take_out(worker, ROOMLESS, request, NOBODY, state)
         p = it.runs_on
         append(state.workers[p], COME, request, state)
-        _wake(p, now_s, fleet, state)
+        _wake(p, now_s, fleet.ahead[PREFILLS], fleet, state)
 
 
 @part
-def _wake(w: int, at_s: float, fleet: Fleet, state: State) -> None:
+def _wake(w: int, at_s: float, ahead: int, fleet: Fleet, state: State) -> None:
     """Something is to be done from `at_s` on: an idle worker begins then, and a run of decode steps ends with the step
-    that is under way then."""
+    that is under way then, or `ahead` steps later."""
     worker = state.workers[w]
     if worker.run == 0:
         change(STEP_END, w, min(at_s, key_of(STEP_END, w, state.trees)), state.trees)
     elif not worker.chunks:
-        steps = _steps_until(at_s - worker.began_s, fleet, worker)
+        steps = _steps_until(at_s - worker.began_s, fleet, worker) + ahead
         if steps < worker.run:
             worker.run = steps
             change(STEP_END, w, worker.began_s + _run_s(steps, fleet, worker), state.trees)
@@ -146,7 +157,7 @@ def _begin_step(w: int, now_s: float, fleet: Fleet, state: State) -> None:
     elif worker.batch:
         worker.run = (state.ends[w, 0] >> 32) - worker.steps
         if coming_s < math.inf:
-            worker.run = min(worker.run, _steps_until(coming_s - now_s, fleet, worker))
+            worker.run = min(worker.run, _steps_until(coming_s - now_s, fleet, worker) + fleet.ahead[DECODES])
         end_s = now_s + _run_s(worker.run, fleet, worker)
     change(STEP_END, w, end_s, state.trees)
 
@@ -228,7 +239,7 @@ def _ship(request: int, now_s: float, fleet: Fleet, state: State) -> None:
     it = state.requests[request]
     it.first_s += now_s
     append(state.workers[it.decodes_on], COMING, request, state)
-    _wake(it.decodes_on, it.first_s, fleet, state)
+    _wake(it.decodes_on, it.first_s, fleet.ahead[DECODES], fleet, state)
 
 
 @part

@@ -8,9 +8,10 @@ steps g differ, and the cost is
 
 Because all queues get shorter at the same speed, w + now does not change while nothing happens to a worker. Hence the
 cheapest worker is the one with the least g without a queue (IDLE), or with a queue the least free_s + g (NEAR) or
-(1 + crowd) * free_s + g (FAR). LEAST has the least g of all, for prompts that are shipped.
+(1 + crowd) * free_s + g (FAR). LEAST has the least g of all, for prompts that are shipped. The workers of a prompt's
+holder, which have more of it cached, are compared with these.
 
-The term of the shortest queue is the same for all of one kind: it matters between shipping and computing alone.
+The term of the shortest queue is the same for all of one kind that hold the same.
 
 What a prompt delays where decode workers run some beside prefill workers depends on the prompt, too: up to SCANNED
 decode workers are compared one by one; of more, the winners alone. Likewise `crowd` is smaller than FAR takes it where
@@ -18,14 +19,30 @@ a part of the prompt is cached.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.placement.cost import LOWEST, MOST_DELAYED
 from simulator.compiled import decode_seconds, pairs_of, part, prefill_seconds
-from simulator.stepwise.state import DECODES, FAR, IDLE, LEAST, NEAR, NOBODY, PREFILLS, Fleet, State
+from simulator.requests import NOBODY
+from simulator.stepwise.state import DECODES, FAR, IDLE, LEAST, NEAR, PREFILLS, Fleet, State
 from simulator.stepwise.winner_tree import change
 
 SCANNED = 32
+
+
+class Prompt(NamedTuple):
+    """What placement must know of a prompt."""
+
+    tokens: int
+    uncached: int  # by the workers of its holder
+    elsewhere: int  # uncached by all others
+    computed_on: int  # the holder's workers; NOBODY: there is no holder
+    decoded_on: int
+
+
+@part
+def uncached_on(w: int, prompt: Prompt) -> int:
+    return prompt.uncached if w == prompt.computed_on or w == prompt.decoded_on else prompt.elsewhere
 
 
 @part
@@ -60,65 +77,87 @@ def note_load(w: int, fleet: Fleet, state: State) -> None:
 
 
 @part
-def placed(prompt: int, uncached: int, now_s: float, fleet: Fleet, state: State) -> Any:
+def placed(prompt: Prompt, now_s: float, fleet: Fleet, state: State) -> Any:
     """(the worker that runs the prompt, the worker that decodes)."""
-    local, local_s, local_steps_s, _, _ = _cheapest(DECODES, prompt, uncached, now_s, fleet, state)
+    _, _, local, local_s = _cheapest(DECODES, prompt, now_s, fleet, state)
     if fleet.workers[PREFILLS] == 0:
         return local, local
-    p, shipped_s, steps_s, keeper, best_s = _cheapest(PREFILLS, prompt, uncached, now_s, fleet, state)
+    p, shipped_s, keeper, best_s = _cheapest(PREFILLS, prompt, now_s, fleet, state)
     runs, decodes = keeper, keeper
-    d = state.trees[4 * DECODES + LEAST, 0].worker
-    shipped_s += steps_s + fleet.ship_s + fleet.ship_token_s * uncached
-    if shipped_s + state.workers[d].steps_s < best_s:
-        runs, decodes, best_s = p, d, shipped_s + state.workers[d].steps_s
-    if uncached <= fleet.local_prefill_tokens and local_s <= shipped_s and local_s + local_steps_s <= best_s:
+    for d in (state.trees[4 * DECODES + LEAST, 0].worker, _holder(DECODES, prompt, fleet)):
+        if d != NOBODY:
+            way_s = fleet.ship_s + fleet.ship_token_s * uncached_on(d, prompt)
+            cost_s = shipped_s + way_s + state.workers[d].steps_s
+            if cost_s < best_s:
+                runs, decodes, best_s = p, d, cost_s
+    if local_s <= best_s:
         return local, local
     return runs, decodes
 
 
 @part
-def _cheapest(kind: int, prompt: int, uncached: int, now_s: float, fleet: Fleet, state: State) -> Any:
-    """(worker, what the prompt costs there, what its decode steps cost), of all that run prompts; (worker, all that it
-    costs) where the one that runs the prompt decodes."""
-    times, row = fleet.times[kind], 4 * kind
-    pairs = pairs_of(prompt - uncached, uncached)
-    computing_s = times[1] * uncached + times[2] * pairs
-    whole_s = times[1] * prompt + times[2] * pairs_of(0, prompt)
-    crowd = fleet.crowd_weight * computing_s / whole_s if whole_s > 0.0 else 0.0
-    own_s = prefill_seconds(times[0], times[1], times[2], uncached, pairs)
-    mean_s = max(0.0, state.backlog[kind, 0] - state.backlog[kind, 1] * now_s) / fleet.workers[kind]
+def _cheapest(kind: int, prompt: Prompt, now_s: float, fleet: Fleet, state: State) -> Any:
+    """(the worker that runs the prompt for the least, that cost, the worker that also decodes for the least, that
+    cost), with its decode steps; (NOBODY, inf) where none may decode what it runs."""
+    times, row, count, tokens = fleet.times[kind], 4 * kind, fleet.workers[kind], prompt.tokens
+    whole_s = times[1] * tokens + times[2] * pairs_of(0, tokens)
+    mean_s = max(0.0, state.backlog[kind, 0] - state.backlog[kind, 1] * now_s) / count
     first = 0 if kind == PREFILLS else fleet.workers[PREFILLS]
-    lowest_s = LOWEST * (1 - 1 / fleet.workers[kind]) * min(_shortest_s(kind, first, now_s, fleet, state), whole_s)
-    delay_s = fleet.delay_weight * computing_s if fleet.workers[PREFILLS] else 0.0
-    first_answer_s = fleet.keep_steps * decode_seconds(times[3], times[4], times[5], 1, 0)
-    may_keep = uncached <= fleet.local_prefill_tokens
-    scans = fleet.workers[PREFILLS] > 0 and fleet.workers[kind] <= SCANNED
-    best, best_s, best_steps_s, keeper, kept_s = NOBODY, math.inf, 0.0, NOBODY, math.inf
-    for number in range(fleet.workers[kind] if scans else FAR):
+    lowest_s = LOWEST * (1 - 1 / count) * min(_shortest_s(kind, first, now_s, fleet, state), whole_s)
+    keep_steps = fleet.keep_steps if kind == PREFILLS else 0.0
+    first_answer_s = keep_steps * decode_seconds(times[3], times[4], times[5], 1, 0)
+    holder, scans = _holder(kind, prompt, fleet), fleet.workers[PREFILLS] > 0 and count <= SCANNED
+    choices = count if scans else FAR
+    own_s, crowd, delay_s, may_decode = _own(kind, prompt.elsewhere, whole_s, prompt, fleet)
+    best, best_s, keeper, kept_s = NOBODY, math.inf, NOBODY, math.inf
+    for number in range(choices + (holder != NOBODY)):
         w = first + number
-        if not scans:
+        if number == choices:  # behind the others: it may have been one of them, with what they hold
+            w = holder
+            own_s, crowd, delay_s, may_decode = _own(kind, prompt.uncached, whole_s, prompt, fleet)
+        elif not scans:
             winner = state.trees[row + IDLE + number, 0]
             if winner.key == math.inf:
                 continue
             w = winner.worker
         worker = state.workers[w]
         wait_s = max(0.0, worker.free_s - now_s)
-        cost_s = wait_s + own_s + crowd * (min(mean_s, wait_s + whole_s / 4) + lowest_s)
+        cost_s = wait_s + own_s + crowd * (min(mean_s, wait_s + whole_s / 4) + lowest_s) + worker.steps_s
         cost_s += delay_s * min(MOST_DELAYED, worker.requests + (kind == DECODES))
-        whole_cost_s = cost_s + worker.steps_s
-        if best == NOBODY or whole_cost_s < best_s + best_steps_s:
-            best, best_s, best_steps_s = w, cost_s, worker.steps_s
+        if cost_s < best_s:
+            best, best_s = w, cost_s
         if worker.requests == 0:
-            whole_cost_s += first_answer_s
-        if may_keep and whole_cost_s < kept_s:
-            keeper, kept_s = w, whole_cost_s
-    return best, best_s, best_steps_s, keeper, kept_s
+            cost_s += first_answer_s
+        if may_decode and cost_s < kept_s:
+            keeper, kept_s = w, cost_s
+    return best, best_s, keeper, kept_s
+
+
+@part
+def _holder(kind: int, prompt: Prompt, fleet: Fleet) -> int:
+    """The only worker of a kind that ran or decoded the prompt's holder."""
+    if kind == PREFILLS:
+        return prompt.computed_on if prompt.computed_on < fleet.workers[PREFILLS] else NOBODY
+    return prompt.decoded_on if prompt.decoded_on >= fleet.workers[PREFILLS] else NOBODY
+
+
+@part
+def _own(kind: int, uncached: int, whole_s: float, prompt: Prompt, fleet: Fleet) -> Any:
+    """What depends on the tokens to compute: (their time, the weight of what others wait, what they delay a request,
+    whether the worker may also decode)."""
+    times, pairs = fleet.times[kind], pairs_of(prompt.tokens - uncached, uncached)
+    computing_s = times[1] * uncached + times[2] * pairs
+    crowd = fleet.crowd_weight * computing_s / whole_s if whole_s > 0.0 else 0.0
+    splits = fleet.workers[PREFILLS] > 0
+    delay_s = fleet.delay_weight * computing_s if splits else 0.0
+    may_decode = not splits or uncached <= fleet.local_prefill_tokens
+    return prefill_seconds(times[0], times[1], times[2], uncached, pairs), crowd, delay_s, may_decode
 
 
 @part
 def _shortest_s(kind: int, first: int, now_s: float, fleet: Fleet, state: State) -> Any:
     """The shortest queue of one kind; beyond SCANNED workers, that of the one with the least wait and steps."""
-    if fleet.workers[PREFILLS] == 0 or state.backlog[kind, 1] < fleet.workers[kind]:
+    if state.backlog[kind, 1] < fleet.workers[kind]:
         return 0.0
     free_s = state.workers[state.trees[4 * kind + NEAR, 0].worker].free_s
     if fleet.workers[kind] <= SCANNED:

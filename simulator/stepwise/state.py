@@ -6,12 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.compiled import BUCKETS, Floats, Ints, part
-from simulator.requests import Requests
+from simulator.requests import NOBODY, Requests
 from simulator.stepwise.winner_tree import Trees, change, new_trees
 
 Worker = Any  # one element of State.workers
 
-NOBODY = -1  # no worker, or no request
 PREFILLS, DECODES = range(2)  # kinds of workers
 # Lists: prompts that the next steps choose from, those that came behind them, those that wait for room on their decode
 # worker, and those whose KV is on its way.
@@ -52,7 +51,7 @@ REQUEST = np.dtype(
         ("end_s", "f8"),  # when the last one came
         ("rank_s", "f8"),  # the lowest goes first
         ("prompt", "i4"),  # tokens
-        ("left", "i4"),  # of these, still to be computed
+        ("left", "i4"),  # of these, still to be computed; until it arrives, `uncached` of Requests
         ("output", "i4"),  # tokens
         ("follower", "i4"),  # the next one in its list
         ("runs_on", "i4"),  # the worker that runs the prompt
@@ -70,6 +69,7 @@ class Fleet(NamedTuple):
     kv_tokens: Ints  # [2] of a worker
     max_running: Ints  # [2]
     max_batch_tokens: Ints  # [2]
+    ahead: Ints  # [2] steps that have been submitted when one runs
     workers: Ints  # [2] how many there are; those that prefill come first
     ttft_s: float  # the targets
     itl_s: float
@@ -90,6 +90,8 @@ class State(NamedTuple):
     events: Ints  # [1] how many there were
     gaps: Ints  # [BUCKETS] histogram of the times between two tokens of a request
     backlog: Floats  # [2, 2] per kind: the sum of free_s over workers with a queue, and their number
+    elsewhere: Ints  # [requests] this and `holder` as in Requests; columns, because only an arrival reads them
+    holder: Ints
 
 
 def new_state(fleet: Fleet, given: Requests) -> State:
@@ -111,6 +113,8 @@ def new_state(fleet: Fleet, given: Requests) -> State:
         events=np.zeros(1, np.int64),
         gaps=np.zeros(BUCKETS, np.int64),
         backlog=np.zeros((2, 2)),
+        elsewhere=given.elsewhere,
+        holder=given.holder,
     )
 
 

@@ -15,7 +15,7 @@ from simulator.advice.traffic import RandomTraffic
 from simulator.stepwise.fleet import Layout, WorkerKind, simulate
 
 NONE = np.empty(0, np.uint64)  # hashes: nothing is cached
-KIND = WorkerKind(StepTimes(), kv_tokens=1_000_000, max_running=1000)
+KIND = WorkerKind(StepTimes(), kv_tokens=1_000_000, max_running=1000, ahead=0)
 
 
 @pytest.mark.parametrize(("prefill", "decode", "rate", "tolerance"), [(0, 4, 40.0, 0.05), (2, 2, 30.0, 0.1)])

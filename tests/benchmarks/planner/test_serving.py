@@ -9,7 +9,7 @@ from baton_proto.planner import DECODE, PREFILL
 from benchmarks.planner.serving import Hardware, Limits, ServingCluster
 from benchmarks.planner.workload import chat_lengths, requests_of
 from runtime.config.step_times import StepTimes, token_pairs
-from simulator.requests import Requests
+from simulator.requests import Requests, alike
 
 ENGINE = StepTimes()
 
@@ -17,7 +17,7 @@ ENGINE = StepTimes()
 def requests(*rows: tuple[float, int, int]) -> Requests:
     """(arrival s, prompt, output) each."""
     arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
-    return Requests(arrival_s.astype(float), prompt, prompt, output)
+    return alike(arrival_s.astype(float), prompt, prompt, output)
 
 
 def cluster(of: Requests, prefill: int, decode: int, kv_tokens: int = 500_000) -> ServingCluster:

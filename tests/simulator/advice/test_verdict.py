@@ -131,7 +131,7 @@ def test_scores_are_those_of_all_requests() -> None:
     comparison = Comparison(RandomTraffic((1000, 1000), (11, 11), 300), TargetsConfig(), Weights(), 1, 2)
     score, times = comparison.score(Layout(0, KIND, 1, KIND), 0.5, 0), StepTimes()
     ttft_ms, itl_ms = times.prefill_ms(1000, 500_000), times.decode_ms(1, 1005.5)
-    assert (score.ttft_mean_ms, score.ttft_p50_ms) == pytest.approx((ttft_ms, ttft_ms), rel=0.02)
+    assert (score.ttft_mean_ms, score.ttft_p50_ms) == pytest.approx((ttft_ms, ttft_ms), rel=0.03)
     assert (score.itl_mean_ms, score.itl_p50_ms) == pytest.approx((itl_ms, itl_ms), rel=0.04)
     assert score.answer_mean_s == pytest.approx((ttft_ms + 10 * itl_ms) / 1e3, rel=0.02)
     assert score.in_time == 1.0

@@ -16,7 +16,7 @@ from engine.runners.mock_runner import MockRunner
 from router.placement.weights import Weights
 from runtime.config.planner import TargetsConfig
 from runtime.config.step_times import StepTimes, token_pairs
-from simulator.requests import Requests
+from simulator.requests import NOBODY, Requests, alike
 from simulator.stepwise import chunks
 from simulator.stepwise.fleet import Layout, WorkerKind, simulate
 from tests.engine.kv_oracle import make_sequence
@@ -30,7 +30,7 @@ CONFIG = Weights()
 def requests(*rows: tuple[float, int, int]) -> Requests:
     """(arrival s, prompt, output) each."""
     arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
-    return Requests(arrival_s.astype(float), prompt, prompt, output)
+    return alike(arrival_s.astype(float), prompt, prompt, output)
 
 
 def prompt_ms(tokens: int, start: int = 0) -> float:
@@ -57,15 +57,43 @@ def test_a_shipped_prompt_costs_its_way() -> None:
     assert answers.itl_ms[0] == pytest.approx(decodes_ms(2001, 50) / 50)
 
 
-def test_a_prompt_beside_a_decode_begins_with_the_next_step_and_delays_it() -> None:
-    answers = simulate(ONE, requests((0.0, 100, 201), (0.1, 3000, 1)), CONFIG, TargetsConfig(itl_ms=100.0))
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_prompt_beside_a_decode_begins_behind_the_steps_that_are_submitted_and_delays_the_next(ahead: int) -> None:
+    layout = Layout(0, kind := WorkerKind(TIMES, ahead=ahead), 1, kind)
+    answers = simulate(layout, requests((0.0, 100, 201), (0.1, 3000, 1)), CONFIG, TargetsConfig(itl_ms=100.0))
     first_ms = prompt_ms(100)
     step = next(n for n in range(200) if first_ms + decodes_ms(101, n) >= 100)  # the first that ends after the arrival
+    step += ahead
     begins_ms = first_ms + decodes_ms(101, step)
     chunk_ms = prompt_ms(3000) + TIMES.beside_ms(1, 101 + step)
     assert answers.ttft_ms[1] == pytest.approx(begins_ms - 100 + chunk_ms)
     alone_ms = first_ms + decodes_ms(101, 200)
     assert answers.end_s[0] * 1e3 == pytest.approx(alone_ms + prompt_ms(3000) - TIMES.decode_floor_ms)
+
+
+def behind(first: tuple[float, int, int], *rows: tuple[float, int, int, int, int]) -> Requests:
+    """Behind the first one (arrival s, prompt, output, tokens that it lacks where the first one ran, and elsewhere)."""
+    found = requests(first, *(row[:3] for row in rows))
+    uncached, elsewhere = (np.array([first[1], *(row[column] for row in rows)]) for column in (3, 4))
+    return found._replace(uncached=uncached, elsewhere=elsewhere, holder=np.array([NOBODY] + [0] * len(rows)))
+
+
+def test_a_prefix_is_found_on_the_worker_that_computed_it() -> None:
+    answers = simulate(Layout(0, KIND, 2, KIND), behind((0.0, 1000, 1), (1.0, 1100, 1, 100, 900)), CONFIG)
+    assert answers.ttft_ms[1] == pytest.approx(prompt_ms(100, 1000))
+
+
+def test_a_prefix_is_computed_again_elsewhere_while_its_worker_is_busy() -> None:
+    given = behind((0.0, 1000, 1), (1.0, 8000, 1, 7000, 8000), (1.001, 1100, 1, 100, 600))
+    answers = simulate(Layout(0, KIND, 2, KIND), given, CONFIG)
+    assert answers.ttft_ms[1:] == pytest.approx([prompt_ms(7000, 1000), prompt_ms(600, 500)])
+
+
+def test_a_shipped_prompt_is_found_by_both_of_its_workers() -> None:
+    """Of the second one the prefill worker lacks 100 tokens, and its decode worker as many are sent."""
+    config = Weights(local_prefill_tokens=0)
+    answers = simulate(Layout(2, KIND, 2, KIND), behind((0.0, 1000, 50), (5.0, 1100, 1, 100, 900)), config)
+    assert answers.ttft_ms[1] == pytest.approx(prompt_ms(100, 1000) + config.ship_ms + 100 * config.ship_token_ms)
 
 
 def test_a_prompt_longer_than_a_step_runs_in_chunks() -> None:
@@ -133,7 +161,7 @@ def test_a_worker_takes_the_steps_that_the_engine_takes(seed: int) -> None:
     gap_s, target_ms = dice.choice((0.0, 0.02, 0.1)), dice.choice((15.0, 50.0))
     is_short = seed % 3 == 0
     kv_tokens, outputs = (9000, (1,)) if is_short else (400_000, (1, 30, 200))
-    kind = WorkerKind(TIMES, kv_tokens=kv_tokens, max_batch_tokens=dice.choice((700, 8192)))
+    kind = WorkerKind(TIMES, kv_tokens=kv_tokens, max_batch_tokens=dice.choice((700, 8192)), ahead=MockRunner.depth)
     at_s, rows = 0.0, []
     for _ in range(dice.choice((30, 160))):
         rows.append((at_s, dice.choice((20, 200, 3000)) + dice.randrange(100), dice.choice(outputs)))
