@@ -5,12 +5,12 @@ files of this process: the sockets at the gRPC port. Until a client has agreed t
 heads of 16 MiB, which it shows to nobody, either; but the system knows how many bytes have come.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import socket
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ SHARE: Final = 0.05  # of the time goes into counting connections, at most, and 
 CROWDED: Final = 0.75  # share of the places from which on connections are closed, down to
 CALM: Final = 0.5
 GROWN_BYTES: Final = 8 << 20  # of this process, from which on what connections have sent is looked at
+ALERT_S: Final = 1.0  # looks go on after a closing, because heads may fill what was freed, and nothing grows
 UNSEEN_BYTES: Final = 16 << 20  # of heads that no call has come of, and what surrounds messages
 BUFFER_BYTES: Final = 256 << 10  # that the system keeps of a connection: all of it is read also behind its end
 FRAMES_BYTES: Final = 1024  # of a call, around its head and a message
@@ -51,6 +52,9 @@ class GrpcConnections:
         self._unread_bytes = message_bytes + UNSEEN_BYTES
         self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._memory_bytes = _memory_bytes()  # at the last look, or less
+        self._alert_until_s = 0.0  # monotonic
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()  # of what follows, which calls and looks change
         self._running: Counter[Peer] = Counter()  # calls
         self._reading: Counter[Peer] = Counter()  # messages
         self._ended: dict[Peer, None] = {}  # peers with a call that has ended, the latest last
@@ -61,19 +65,31 @@ class GrpcConnections:
         """`shown_peer`: as gRPC has it."""
         peer = _peer_of(shown_peer)
         try:
-            with _one_more(self._running, peer):
+            with self._one_more(self._running, peer):
                 yield
         finally:
-            self._ended.pop(peer, None)
-            self._ended[peer] = None
+            with self._lock:
+                self._ended.pop(peer, None)
+                self._ended[peer] = None
 
     def reading(self, shown_peer: str) -> contextlib.AbstractContextManager[None]:
         """A message, of a call of its own or of a stream."""
-        return _one_more(self._reading, _peer_of(shown_peer))
+        return self._one_more(self._reading, _peer_of(shown_peer))
 
     def has_read(self, shown_peer: str, num_bytes: int) -> None:
         """Of a message, and of the head of its call."""
-        self._read[_peer_of(shown_peer)] += num_bytes + FRAMES_BYTES
+        with self._lock:
+            self._read[_peer_of(shown_peer)] += num_bytes + FRAMES_BYTES
+
+    @contextlib.contextmanager
+    def _one_more(self, counts: Counter[Peer], peer: Peer) -> Iterator[None]:
+        with self._lock:
+            counts[peer] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                one_less(counts, peer)
 
     def leave(self, port: int) -> None:
         """Who connects from now on reaches another process that listens on the port, or none."""
@@ -89,46 +105,52 @@ class GrpcConnections:
                 return True
         return False
 
-    async def watch(self, port: int) -> None:
+    def watch(self, port: int) -> None:
+        """Looks until `stop`, in a thread of its own, because a busy event loop would put off the looks."""
         for peer, one in _sockets_at(port):
             with one:
                 if peer is None:  # those that it accepts inherit this
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         count_at_s = return_at_s = 0.0
-        while True:
-            await asyncio.sleep(LOOK_S)
+        while not self._stopped.wait(LOOK_S):
             began_s = time.monotonic()
             self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
-            has_grown = memory_bytes >= self._memory_bytes + GROWN_BYTES
-            if has_grown:
-                if began_s >= return_at_s:
-                    return_at_s = began_s + await asyncio.to_thread(_return_freed) / SHARE
-                self._memory_bytes = _memory_bytes()
+            is_alert = memory_bytes >= self._memory_bytes + GROWN_BYTES or began_s < self._alert_until_s
             counts = began_s >= count_at_s
-            if has_grown or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
-                await self._look(port)
+            if is_alert or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
+                self._look(port)
             if counts:
                 count_at_s = began_s + (time.monotonic() - began_s) / SHARE
+            if is_alert:
+                if began_s >= return_at_s:
+                    return_at_s = began_s + _return_freed() / SHARE
+                self._memory_bytes = _memory_bytes()
 
-    async def _look(self, port: int) -> None:
-        """Only what asks the system is in a thread, because calls change the rest meanwhile."""
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self, port: int) -> None:
+        """Invariant: the lock is not held while files are looked through, because calls wait for the lock."""
         with contextlib.ExitStack() as closing:
-            copies = await asyncio.to_thread(lambda: [*_clients_at(port, closing)])
+            copies = [*_clients_at(port, closing)]
             now = {peer: one for peer, one, _ in copies}
             self._open = {peer: None for peer in (*self._open, *now) if peer in now}
-            self._ended = {peer: None for peer in self._ended if peer in now}
-            self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
-            self._close_fullest(now, {peer: received for peer, _, received in copies})
-            if len(now) <= CROWDED * self._places:
-                return
-            silent = [peer for peer in self._open if peer not in self._ended]
-            idle = [peer for peer in (*silent, *self._ended) if peer not in self._running]
-            surplus = idle[: len(now) - int(CALM * self._places)]
-            for peer in surplus:
-                with contextlib.suppress(OSError):  # it has left
-                    now[peer].shutdown(socket.SHUT_RDWR)
-            reason = f"{len(now)} of {self._places} places are taken"
-            spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
+            with self._lock:
+                self._ended = {peer: None for peer in self._ended if peer in now}
+                self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
+                self._close_fullest(now, {peer: received for peer, _, received in copies})
+                if len(now) > CROWDED * self._places:
+                    self._close_idle(now)
+
+    def _close_idle(self, now: dict[Peer, socket.socket]) -> None:
+        silent = [peer for peer in self._open if peer not in self._ended]
+        idle = [peer for peer in (*silent, *self._ended) if peer not in self._running]
+        surplus = idle[: len(now) - int(CALM * self._places)]
+        for peer in surplus:
+            with contextlib.suppress(OSError):  # it has left
+                now[peer].shutdown(socket.SHUT_RDWR)
+        reason = f"{len(now)} of {self._places} places are taken"
+        spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
 
     def _close_fullest(self, now: dict[Peer, socket.socket], received: dict[Peer, int]) -> None:
         """received: bytes. While a connection's messages are not read, all that comes over it is heads."""
@@ -141,16 +163,8 @@ class GrpcConnections:
             with contextlib.suppress(OSError):
                 now[peer].shutdown(socket.SHUT_RDWR)
         if surplus:
+            self._alert_until_s = time.monotonic() + ALERT_S
             spare(log.warning, "gRPC connections are closed that send what no call reads", closed=len(surplus))
-
-
-@contextlib.contextmanager
-def _one_more(counts: Counter[Peer], peer: Peer) -> Iterator[None]:
-    counts[peer] += 1
-    try:
-        yield
-    finally:
-        one_less(counts, peer)
 
 
 def _return_freed() -> float:

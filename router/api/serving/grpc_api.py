@@ -6,6 +6,7 @@ Health is SERVING while a request that came now would be served.
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 
 import grpc
@@ -100,7 +101,7 @@ class GrpcApi:
         pb_grpc.add_AdminServicer_to_server(AdminService(models, asked), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _add_reflection([*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self._watches: list[asyncio.Task[None]] = []
+        self._health_watch: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port; 0 takes a free one. Raises OSError when the address cannot be used."""
@@ -114,8 +115,8 @@ class GrpcApi:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await self._show_health()
         await self._server.start()
-        crowd = self._connections.watch(self.port)
-        self._watches = [asyncio.create_task(watch) for watch in (self._watch_health(), crowd)]
+        self._health_watch = asyncio.create_task(self._watch_health())
+        threading.Thread(target=self._connections.watch, args=(self.port,), daemon=True).start()
         return self.port
 
     async def hand_over(self) -> None:
@@ -130,8 +131,9 @@ class GrpcApi:
     async def stop(self, grace_s: float = 0.0) -> None:
         """Requests in flight have `grace_s` to end, then they are cancelled. The generator decides whether new requests
         are taken meanwhile."""
-        for watch in self._watches:
-            watch.cancel()
+        self._connections.stop()
+        if self._health_watch is not None:
+            self._health_watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._calls.until_idle(grace_s)
         await self._server.stop(None)  # only watchers of the health are left, who never end by themselves

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import select
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC would hold 16 MiB for each client that does not agree to its settings. Messages that calls have read count
-    for nothing."""
+    for nothing, and a busy event loop puts off no closing."""
     of_a_head, unknown_field = literal("x" * 100, "y" * 3900), b"\x92\x03\x80\x80\x20" + bytes(1 << 19)
     patient = [(name, value) for name, value in SERVER_OPTIONS if name != "grpc.http2.settings_timeout"]
     monkeypatch.setattr(grpc_api, "SERVER_OPTIONS", [*patient, ("grpc.http2.settings_timeout", 600_000)])
@@ -77,20 +78,24 @@ async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
     frontend = make_frontend(ScriptedGenerator(tiny_tokenizer(tiny_model)))
     limit = frontend.bodies.limit_bytes
 
-    async def until_closed(api: GrpcApi) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        with contextlib.suppress(ConnectionError):
-            writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, of_a_head))
-            writer.write(frame(CONTINUATION, 0, 1, of_a_head) * ((2 << 20) // len(of_a_head)))
-            await reader.read()
-        writer.close()
+    def until_closed(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as stranger, contextlib.suppress(ConnectionError):
+            stranger.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 0, 1, of_a_head))
+            stranger.sendall(frame(CONTINUATION, 0, 1, of_a_head) * ((2 << 20) // len(of_a_head)))
+            while stranger.recv(1 << 16):
+                pass
 
     async with grpc_serving(frontend, connection_age_s=600.0) as api:
         known, asked = stub(api)
         async with known:
             for _ in range(2 * limit // len(unknown_field)):
                 await known.unary_unary("/baton.v1.Inference/ListModels")(unknown_field, timeout=60)
-            await asyncio.gather(*(until_closed(api) for _ in range(3)))
+            strangers = [threading.Thread(target=until_closed, args=(api.port,), daemon=True) for _ in range(3)]
+            for stranger in strangers:
+                stranger.start()
+            for stranger in strangers:
+                stranger.join(60)  # the event loop stands still
+                assert not stranger.is_alive()
             assert known.get_state() is grpc.ChannelConnectivity.READY, "it was never closed"
             await asked.ListModels(pb.ListModelsRequest(), timeout=60)
 
@@ -115,6 +120,26 @@ def test_heads_have_a_bound_of_their_own_and_messages_under_way_may_be_longer(mo
     assert closed(reading=[60, 57], idle=[]) == [60]
     crowd.has_read("ipv4:127.0.0.1:0", 60 - connections.FRAMES_BYTES)
     assert closed(reading=[60, 57], idle=[]) == []
+
+
+def test_looks_go_on_after_a_closing_though_the_process_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNSEEN_BYTES", 16)
+    monkeypatch.setattr(connections, "_memory_bytes", lambda: 0)
+    crowd, looks = GrpcConnections(PLACES, 100), list[int]()
+
+    def looked(port: int) -> None:
+        looks.append(port)
+        crowd.stop()
+
+    monkeypatch.setattr(crowd, "_look", looked)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        crowd._close_fullest({("127.0.0.1", 80): ours}, {("127.0.0.1", 80): 17})
+    ending = threading.Timer(connections.ALERT_S, crowd.stop)
+    ending.start()
+    crowd.watch(1)
+    ending.cancel()
+    assert looks == [1]
 
 
 def test_a_connection_counts_as_idle_between_its_calls() -> None:
