@@ -52,7 +52,7 @@ class GrpcConnections:
         self._unread_bytes = message_bytes + UNSEEN_BYTES
         self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._memory_bytes = _memory_bytes()  # at the last look, or less
-        self._alert_until_s = 0.0  # monotonic
+        self._alert_until_s = self._count_at_s = self._return_at_s = 0.0  # monotonic
         self._stopped = threading.Event()
         self._lock = threading.Lock()  # of what follows, which calls and looks change
         self._running: Counter[Peer] = Counter()  # calls
@@ -111,23 +111,26 @@ class GrpcConnections:
             with one:
                 if peer is None:  # those that it accepts inherit this
                     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        count_at_s = return_at_s = 0.0
         while not self._stopped.wait(LOOK_S):
-            began_s = time.monotonic()
-            self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
-            is_alert = memory_bytes >= self._memory_bytes + GROWN_BYTES or began_s < self._alert_until_s
-            counts = began_s >= count_at_s
-            if is_alert or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
-                self._look(port)
-            if counts:
-                count_at_s = began_s + (time.monotonic() - began_s) / SHARE
-            if is_alert:
-                if began_s >= return_at_s:
-                    return_at_s = began_s + _return_freed() / SHARE
-                self._memory_bytes = _memory_bytes()
+            with contextlib.suppress(OSError):  # no file may be opened: the next look may find a free one
+                self._look_in_time(port)
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def _look_in_time(self, port: int) -> None:
+        began_s = time.monotonic()
+        self._memory_bytes = min(self._memory_bytes, memory_bytes := _memory_bytes())
+        is_alert = memory_bytes >= self._memory_bytes + GROWN_BYTES or began_s < self._alert_until_s
+        counts = began_s >= self._count_at_s
+        if is_alert or (counts and len(os.listdir(OPEN_FILES)) > CROWDED * self._places):
+            self._look(port)
+        if counts:
+            self._count_at_s = began_s + (time.monotonic() - began_s) / SHARE
+        if is_alert:
+            if began_s >= self._return_at_s:
+                self._return_at_s = began_s + _return_freed() / SHARE
+            self._memory_bytes = _memory_bytes()
 
     def _look(self, port: int) -> None:
         """Invariant: the lock is not held while files are looked through, because calls wait for the lock."""
