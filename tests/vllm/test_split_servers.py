@@ -4,7 +4,8 @@ which works on CPUs, too."""
 import asyncio
 import json
 import subprocess
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
 from tests.service import Service, running_service
 from tests.spine.oracle import Oracle
-from tests.spine.prompts import greedy
+from tests.spine.prompts import greedy, random_prompt
 from tests.spine.worker_view import until_idle, until_tree_is_right, until_used
 from tests.vllm.environment import LIMIT_S, PATIENCE_S, START_S
 from tests.vllm.mid_stream import killed_in_mid_stream
-from tests.vllm.server import BLOCK, VllmServer, prompt
+from tests.vllm.server import BLOCK, MODEL, VllmServer
 from tests.vllm.test_external_workers import FLAGS, external, until_status
+from tests.vllm.test_windows import answers_are_exact, write_tiny_gemma, write_tiny_mistral
 from tests.vllm.test_workers import a_grammar_is_kept, ask, every_sampling_parameter_is_taken, text
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(LIMIT_S)]
@@ -36,22 +38,8 @@ FILES = resolve_model("smollm2")
 
 async def test_a_prefill_server_and_decode_servers(vllm_python: Path, tmp_path: Path) -> None:
     """All of it in one test, because each server takes a minute to start."""
-    if subprocess.run([vllm_python, "-c", "import nixl"], capture_output=True, check=False).returncode:
-        pytest.skip("no NIXL in the environment with vLLM: `make vllm-env` installs it")
     oracle, tokenizer = Oracle(FILES.folder), Tokenizer(FILES.folder, FILES.config.vocab_size)
-    flags = [*FLAGS, "--max-num-batched-tokens", str(STEP_TOKENS), "--kv-transfer-config", json.dumps(CONNECTOR)]
-    servers = {name: VllmServer(vllm_python, tmp_path / f"{name}.log", MAX_TOKENS, 256, flags) for name in ROLES}
-    async with AsyncExitStack() as stack:
-        for server in servers.values():
-            stack.push_async_callback(server.close)
-        await asyncio.gather(*(server.start() for server in servers.values()))
-        await asyncio.gather(*(server.complete(prompt(1)) for server in servers.values()))
-        workers = [external(server, name, role=ROLES[name]) for name, server in servers.items()]
-        settings: dict[str, Any] = {
-            "external_workers": workers,
-            "engine": {"block_size": BLOCK, "cache_salt": "a test's own"},
-            "router": {"placement": {"local_prefill_tokens": 0}},
-        }
+    async with split_servers(vllm_python, tmp_path, ROLES) as (servers, settings):
         async with running_service("smollm2", 0, 0, **settings) as service:
             await until_used(service, START_S)
             await they_have_shaken_hands(service)
@@ -65,6 +53,50 @@ async def test_a_prefill_server_and_decode_servers(vllm_python: Path, tmp_path: 
         logs = "".join(service.log(name) for name in ROLES)
         assert "on_step failed" not in logs
         assert "Traceback" not in logs
+
+
+@pytest.mark.parametrize("write", [write_tiny_mistral, write_tiny_gemma])
+async def test_layers_with_sliding_windows_answer_exactly_on_servers_apart(
+    vllm_python: Path, tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    """All layers slide, or three of four."""
+    folder, roles = write(tmp_path / "model"), {"gpu_p": "prefill", "gpu_d": "decode"}
+    async with (
+        split_servers(vllm_python, tmp_path, roles, folder) as (_, settings),
+        running_service(folder, 0, 0, **settings) as service,
+    ):
+        await until_used(service, START_S)
+        for number in range(8):
+            await ask(service, random_prompt(40, seed=number), 1)
+        await answers_are_exact(service, folder)
+        served = (await ask(service, random_prompt(6 * BLOCK, seed=9), 4)).served_by[0]
+        found = served.attempts, served.transport, served.prefill_worker, served.decode_worker
+        assert found == (1, TRANSPORT, "gpu_p", "gpu_d")
+
+
+@asynccontextmanager
+async def split_servers(
+    python: Path, logs: Path, roles: Mapping[str, str], model: Path | None = None
+) -> AsyncIterator[tuple[dict[str, VllmServer], dict[str, Any]]]:
+    """Yields the servers, and the settings of a service before them. model: None: SmolLM2."""
+    if subprocess.run([python, "-c", "import nixl"], capture_output=True, check=False).returncode:
+        pytest.skip("no NIXL in the environment with vLLM: `make vllm-env` installs it")
+    name = {} if model is None else {"model": MODEL}
+    flags = [*FLAGS, "--max-num-batched-tokens", str(STEP_TOKENS), "--kv-transfer-config", json.dumps(CONNECTOR)]
+    servers = {name: VllmServer(python, logs / f"{name}.log", MAX_TOKENS, 256, flags, model=model) for name in roles}
+    async with AsyncExitStack() as stack:
+        for server in servers.values():
+            stack.push_async_callback(server.close)
+        await asyncio.gather(*(server.start() for server in servers.values()))
+        await asyncio.gather(*(server.complete([5, 6, 7]) for server in servers.values()))
+        yield (
+            servers,
+            {
+                "external_workers": [external(server, one, role=roles[one], **name) for one, server in servers.items()],
+                "engine": {"block_size": BLOCK, "cache_salt": "a test's own"},
+                "router": {"placement": {"local_prefill_tokens": 0}},
+            },
+        )
 
 
 async def they_have_shaken_hands(service: Service) -> None:
