@@ -112,7 +112,8 @@ async def found_tokens(session: aiohttp.ClientSession, server: str) -> int:
     return int(sum(sample.value for sample in samples))
 
 
-async def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
+def front(options: argparse.Namespace) -> ServingConfig:
+    """Baton before a server that runs."""
     told = {"name": "server", "address": options.server, "events": options.events, "replay": options.replay}
     overrides: dict[str, Any] = {
         "model": options.folder or options.model,
@@ -122,7 +123,11 @@ async def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
         "external_workers": [told],
         "router": {"http_port": 0, "grpc_port": 0},
     }
-    config = with_overrides(ServingConfig(), overrides, "benchmark")
+    return with_overrides(ServingConfig(), overrides, "benchmark")
+
+
+async def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
+    config = front(options)
     configure_logging(config.logging, "benchmark")
     rounds: dict[str, list[Round]] = {"Baton": [], "alone": []}
     with tempfile.TemporaryDirectory(prefix="baton-ranks-") as logs:
