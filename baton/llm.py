@@ -106,7 +106,7 @@ class LLM:
 
         def fall_asleep(engine: Engine) -> int:
             if not memory.asleep:
-                engine.drop_cache(keep=level == 1)
+                engine.forget_cache(keep=level == 1)
             return memory.sleep(level)
 
         return self._answers.call_idle(fall_asleep)
@@ -135,7 +135,7 @@ class LLM:
         if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
             raise InvalidRequestError("tensors", f"must be pairs (name, tensor), not {type(tensors).__name__}")
         answers = self._answers
-        with answers.held(lambda engine: engine.drop_cache(keep=False), "the weights are being updated"):
+        with answers.held(lambda engine: engine.forget_cache(keep=False), "the weights are being updated"):
             answers.memory.update(pairs)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class Engine(Protocol):
     def snapshot(self) -> tuple[list[KvEvent], list[Stored]]:
         """The events that no step has told yet, and the whole prefix cache with these; parents before children."""
 
-    def drop_cache(self, *, keep: bool) -> list[KvEvent]:
+    def forget_cache(self, *, keep: bool) -> list[KvEvent]:
         """Empties the device's prefix cache before the memory goes; `keep`: what fits goes to a lower tier. Returns the
         events. Raises UnavailableError while a sequence has blocks."""
 

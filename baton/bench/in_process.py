@@ -70,7 +70,7 @@ def run_engine(engine: Engine, asks: Asks, temperature: float, done: Callable[[]
                 raise ModelError("bench", output.error or "an engine step failed")
             if output.finish is not None:
                 done()
-    engine.drop_cache(keep=False)
+    engine.forget_cache(keep=False)
     timings = {sequence.request_id: Timing(began_s, prompt_tokens=sequence.num_prompt_tokens) for sequence in sequences}
     for now_s, names, counts in steps:
         for name, count in zip(names, counts, strict=True):

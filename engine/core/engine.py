@@ -171,7 +171,7 @@ class Engine:
         """Forgets all prefixes that no sequence holds."""
         self.block_manager.clear()
 
-    def drop_cache(self, *, keep: bool) -> list[KvEvent]:
+    def forget_cache(self, *, keep: bool) -> list[KvEvent]:
         """See `engine.interface.Engine`."""
         self.block_manager.check_unused()
         if keep:

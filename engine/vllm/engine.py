@@ -341,7 +341,7 @@ class VllmEngine:
     def aim(self, targets: TargetsConfig) -> None:
         """Does nothing: vLLM decides how long its steps last."""
 
-    def drop_cache(self, *, keep: bool) -> list[KvEvent]:
+    def forget_cache(self, *, keep: bool) -> list[KvEvent]:
         """Does nothing: vLLM empties its cache as it falls asleep, see VllmMemory."""
         return []
 

@@ -192,7 +192,7 @@ async def whoever_sleeps_serves_again_when_woken_and_others_say_why_not(subject:
     await subject.until_idle()
     memory = subject.assembly.memory
     assert memory.asleep == ()
-    await subject.call(lambda engine: subject.events.extend(engine.drop_cache(keep=False)))
+    await subject.call(lambda engine: subject.events.extend(engine.forget_cache(keep=False)))
     refused = await raised(fall_asleep(subject))
     assert memory.asleep == (TAGS if refused is None else ())
     assert refused is None or isinstance(refused, UnavailableError)

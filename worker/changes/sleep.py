@@ -77,7 +77,7 @@ class Sleeper:
 
     async def forget(self, *, keep: bool) -> None:
         """Lets go of cached prefixes; `keep`: but for those that fit into host memory. Raises UnavailableError."""
-        self._runtime.publisher.publish(await self._runtime.bridge.call(lambda engine: engine.drop_cache(keep=keep)))
+        self._runtime.publisher.publish(await self._runtime.bridge.call(lambda engine: engine.forget_cache(keep=keep)))
         await self._runtime.fresh_load()
 
     async def rise(self) -> None:
