@@ -11,14 +11,10 @@ found the server's own metrics say. Each round has fresh prompts; those through 
 
 import argparse
 import asyncio
-import json
 import random
-import tempfile
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -27,11 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from baton.service.supervisor import Supervisor
-from benchmarks.machine import describe, write_result
-from runtime.config.overrides import with_overrides
-from runtime.config.serving import ServingConfig
-from runtime.telemetry.logging import configure_logging
+from benchmarks.running_server import ask, both_ways, parser_of, write_rounds
 
 FOUND: Final = "vllm:prefix_cache_hits_total"
 SETTLE_S: Final = 2.0  # for the last events of a round
@@ -93,18 +85,6 @@ async def one_round(session: aiohttp.ClientSession, address: str, options: argpa
     return Round(sum(findable), await found_tokens(session, options.server) - before, mean(first_ms))
 
 
-async def ask(session: aiohttp.ClientSession, address: str, options: argparse.Namespace, prompt: list[int]) -> float:
-    """Milliseconds until the first token. Returns when the answer has ended."""
-    body = {"model": options.model, "prompt": prompt, "max_tokens": options.answer, "temperature": 0}
-    began_s, first_s = time.perf_counter(), 0.0
-    async with session.post(f"{address}/v1/completions", json=body | {"stream": True, "ignore_eos": True}) as answer:
-        answer.raise_for_status()
-        async for line in answer.content:
-            if not first_s and line.startswith(b"data: "):
-                first_s = time.perf_counter()
-    return (first_s - began_s) * 1e3
-
-
 async def found_tokens(session: aiohttp.ClientSession, server: str) -> int:
     async with session.get(f"{server}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
@@ -112,56 +92,29 @@ async def found_tokens(session: aiohttp.ClientSession, server: str) -> int:
     return int(sum(sample.value for sample in samples))
 
 
-def front(options: argparse.Namespace) -> ServingConfig:
-    """Baton before a server that runs."""
-    told = {"name": "server", "address": options.server, "events": options.events, "replay": options.replay}
-    overrides: dict[str, Any] = {
-        "model": options.folder or options.model,
-        "served_model_name": options.model,
-        "workers": {"prefill": 0, "decode": 0, "ready_timeout_s": 300},
-        "engine": {"block_size": options.block_size},
-        "external_workers": [told],
-        "router": {"http_port": 0, "grpc_port": 0},
-    }
-    return with_overrides(ServingConfig(), overrides, "benchmark")
-
-
 async def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
-    config = front(options)
-    configure_logging(config.logging, "benchmark")
     rounds: dict[str, list[Round]] = {"Baton": [], "alone": []}
-    with tempfile.TemporaryDirectory(prefix="baton-ranks-") as logs:
-        async with Supervisor(config, Path(logs)) as service, aiohttp.ClientSession() as session:
-            addresses = {"Baton": f"http://{service.address('http')}", "alone": options.server}
-            for number in range(options.rounds + 1):  # the first one warms up
-                for at, (name, address) in enumerate(addresses.items()):
-                    done = await one_round(session, address, options, 2 * (options.seed + number) + at)
-                    rounds[name] += [done] if number else []
+    async with both_ways(options) as addresses, aiohttp.ClientSession() as session:
+        for number in range(options.rounds + 1):  # the first one warms up
+            for at, (name, address) in enumerate(addresses.items()):
+                done = await one_round(session, address, options, 2 * (options.seed + number) + at)
+                rounds[name] += [done] if number else []
     return rounds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="as the server names it")
-    parser.add_argument("--folder", help="where its tokenizer is, if --model does not say")
-    for name in ("server", "events", "replay"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--vocabulary", type=int, nargs=2, default=(1000, 30_000), help="token ids of prompts")
-    for name, count, text in (
+    counts = (
         ("agents", 16, "in a round"),
         ("kinds", 4, "of agents, each with a system message"),
         ("turns", 6, "of an agent"),
         ("shared", 1024, "tokens of a system message"),
         ("told", 256, "tokens that a turn adds"),
         ("answer", 16, "tokens of an answer"),
-        ("rounds", 3, ""),
-        ("seed", 0, ""),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=count, help=text)
+    )
+    parser = parser_of(__doc__, counts)
+    parser.add_argument("--vocabulary", type=int, nargs=2, default=(1000, 30_000), help="token ids of prompts")
     parser.add_argument("--think-s", type=float, default=1.0, help="between two turns of an agent, on average")
     parser.add_argument("--apart-s", type=float, default=0.5, help="between the first turns of two agents")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rounds = asyncio.run(measure(options))
     table = Table(title=f"{options.agents} agents, {options.turns} turns: what was found of what could be")
@@ -171,11 +124,7 @@ def main() -> None:
         for one in done:
             table.add_row(name, f"{one.share:.1%}", f"{one.findable_tokens:,}", f"{one.first_ms:.0f}")
     Console(width=100).print(table)
-    if options.json:
-        facts = {name: value for name, value in vars(options).items() if name != "json"}
-        write_result(
-            options.json, {**describe(), **json.loads(json.dumps(facts)), "rounds": msgspec.to_builtins(rounds)}
-        )
+    write_rounds(options, msgspec.to_builtins(rounds))
 
 
 if __name__ == "__main__":
