@@ -30,7 +30,7 @@ from engine.kernels import (
     small_linear as small_kernel,
 )
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch
-from engine.kernels.decode_pieces import ROUNDS, equal_shares, longest_first
+from engine.kernels.decode_pieces import plan_pieces
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import Rotation, rotate_store
@@ -85,9 +85,7 @@ def _tables(lengths: list[int], block_size: int) -> tuple[Tensor, Tensor, int]:
 
 def _decode_plan(lengths: list[int], block_size: int, programs: int) -> tuple[DecodePlan, int]:
     tables, starts, num_blocks = _tables(lengths, block_size)
-    few = len(lengths) <= ROUNDS * programs
-    sizes = np.array(lengths)
-    pieces = equal_shares(sizes, programs) if few else longest_first(sizes, programs, len(lengths) + programs)
+    pieces = plan_pieces(np.array(lengths), len(lengths), programs)
     columns = {name: torch.from_numpy(array).to(DEVICE) for name, array in asdict(pieces).items()}
     return DecodePlan(**columns, table_start=starts, tables=tables), num_blocks
 

@@ -13,9 +13,8 @@ import numpy as np
 
 # Fastest on an H200 (benchmarks/kernel_speed.py).
 TILE = 64  # tokens that a program loads at once; pieces begin at multiples of it
-ROUNDS: Final = (
-    3  # of all programs at once: shares of so many rows are equal; a few rows of a second round took half a round
-)
+# Rounds of all programs at once up to whose rows shares are equal: a few rows of a second round took half of one.
+ROUNDS: Final = 3
 _UNCUT = 4 / 3  # longest context that is not cut, in even shares of all contexts: merging would cost more time
 
 
