@@ -82,7 +82,8 @@ def test_mixed_workers_are_chosen_as_the_router_chooses(workers: int, busy: floa
         costs = weighed(prompt, state).decode.costs()
         chosen, same = placed(prompt, NOW_US / 1e6, fleet, state)
         assert chosen == same
-        exact = 1e-6 if workers <= SCANNED else 0.1  # of more, the shortest queue is not sought
+        # Of more, the shortest queue is not sought, which matters where one holds more than the others.
+        exact = 1e-6 if workers <= SCANNED or prompt.decoded_on == NOBODY else 0.1
         assert costs[chosen].total == pytest.approx(min(cost.total for cost in costs), rel=exact)
         found += chosen == prompt.decoded_on
     assert 10 < found < 67, "both the holder and others are chosen"
