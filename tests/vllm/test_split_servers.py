@@ -66,8 +66,7 @@ async def test_layers_with_sliding_windows_answer_exactly_on_servers_apart(
         running_service(folder, 0, 0, **settings) as service,
     ):
         await until_used(service, START_S)
-        for number in range(8):
-            await ask(service, random_prompt(40, seed=number), 1)
+        await they_have_shaken_hands(service)
         await answers_are_exact(service, folder)
         served = (await ask(service, random_prompt(6 * BLOCK, seed=9), 4)).served_by[0]
         found = served.attempts, served.transport, served.prefill_worker, served.decode_worker
@@ -81,7 +80,7 @@ async def split_servers(
     """Yields the servers, and the settings of a service before them. model: None: SmolLM2."""
     if subprocess.run([python, "-c", "import nixl"], capture_output=True, check=False).returncode:
         pytest.skip("no NIXL in the environment with vLLM: `make vllm-env` installs it")
-    name = {} if model is None else {"model": MODEL}
+    named = {} if model is None else {"model": MODEL}
     flags = [*FLAGS, "--max-num-batched-tokens", str(STEP_TOKENS), "--kv-transfer-config", json.dumps(CONNECTOR)]
     servers = {name: VllmServer(python, logs / f"{name}.log", MAX_TOKENS, 256, flags, model=model) for name in roles}
     async with AsyncExitStack() as stack:
@@ -89,20 +88,19 @@ async def split_servers(
             stack.push_async_callback(server.close)
         await asyncio.gather(*(server.start() for server in servers.values()))
         await asyncio.gather(*(server.complete([5, 6, 7]) for server in servers.values()))
-        yield (
-            servers,
-            {
-                "external_workers": [external(server, one, role=roles[one], **name) for one, server in servers.items()],
-                "engine": {"block_size": BLOCK, "cache_salt": "a test's own"},
-                "router": {"placement": {"local_prefill_tokens": 0}},
-            },
-        )
+        rows = [external(server, name, role=roles[name], **named) for name, server in servers.items()]
+        settings = {
+            "external_workers": rows,
+            "engine": {"block_size": BLOCK, "cache_salt": "a test's own"},
+            "router": {"placement": {"local_prefill_tokens": 0}},
+        }
+        yield servers, settings
 
 
 async def they_have_shaken_hands(service: Service) -> None:
     """NIXL gives a first handshake 5 s, which may be too few where cores are shared; the next one finds all ready."""
     for number in range(8):
-        await ask(service, text(number, 40), 1)
+        await ask(service, random_prompt(40, seed=number), 1)
 
 
 async def every_prompt_is_passed_on_and_answered_exactly(service: Service, oracle: Oracle) -> None:
