@@ -50,15 +50,15 @@ class GrpcConnections:
     def __init__(self, places: int, message_bytes: int) -> None:
         self._places = places
         self._unread_bytes = message_bytes + UNSEEN_BYTES
-        self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._memory_bytes = _memory_bytes()  # at the last look, or less
         self._alert_until_s = self._count_at_s = self._return_at_s = 0.0  # monotonic
         self._stopped = threading.Event()
+        self._open: dict[Peer, None] = {}  # at the last look, the oldest first
         self._lock = threading.Lock()  # of what follows, which calls and looks change
+        self._read: Counter[Peer] = Counter()  # bytes, of messages and about their heads
         self._running: Counter[Peer] = Counter()  # calls
         self._reading: Counter[Peer] = Counter()  # messages
         self._ended: dict[Peer, None] = {}  # peers with a call that has ended, the latest last
-        self._open: dict[Peer, None] = {}  # at the last look, the oldest first
 
     @contextlib.contextmanager
     def call(self, shown_peer: str) -> Iterator[None]:
