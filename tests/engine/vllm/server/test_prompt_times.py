@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from baton_proto.discovery import TimedStep
-from engine.vllm.server.prompt_times import TOGETHER_S, PromptTimes
+from engine.vllm.server.prompt_times import BUSY, TOGETHER_S, PromptTimes
 from runtime.config.step_fit import FittedSteps
 from runtime.config.step_times import StepTimes
 
@@ -65,6 +65,17 @@ def test_a_prompt_counts_from_the_first_token_of_the_one_before_it_or_from_its_a
     assert told.computed(20.0, 21.0, 10, 0, 0, 0) == TimedStep(100, 5000, 2, 50, 2000.0)
     told.forget()
     assert told.computed(21.0, 22.0, 10, 0, 0, 0) is None
+
+
+def test_a_prompt_that_waits_for_no_other_says_nothing_of_a_busy_server() -> None:
+    told = PromptTimes()
+    assert told.computed(10.0, 11.0, 100, 0, BUSY, 500) is None
+    assert told.computed(12.0, 15.0, 100, 0, BUSY + 1, 500) == TimedStep(100, 5000, BUSY, 500, 1000.0)
+    assert told.computed(14.9, 15.001, 100, 0, BUSY + 1, 500) is None  # a part of the same step
+    assert told.computed(14.9, 16.0, 100, 0, BUSY + 1, 500) is None
+    step = told.computed(17.0, 18.0, 100, 0, 0, 0)  # what the one that waited says
+    assert step is not None
+    assert (step.prompt_tokens, step.sequences, step.step_ms) == (100, BUSY + 1, pytest.approx(999))
 
 
 def test_prompts_whose_first_tokens_come_together_are_one_step() -> None:
