@@ -2,7 +2,6 @@
 
     python -m benchmarks.event_cost [--step-ms 40] [--seconds 8] [--rounds 3] [--api http] [--json FILE]
     python -m benchmarks.event_cost --step-ms 4.5    # SmolLM2's steps on an H200: are events merged when they are late?
-    python -m benchmarks.event_cost --external --api http --streams 64    # the door over one `vllm serve`
 
 The service is real: a router and one decode worker, whose mock engine makes one token of SmolLM2's vocabulary for each
 of 256 streams per step, so that nearly every token has text. Each round opens the streams, waits until all have begun,
@@ -11,9 +10,6 @@ its own, and all share the cores of this machine. The worker's figure is less wh
 steps without a service. `kept` is the tokens that reach the client as a share of what the engine makes when nobody
 holds it up. Every second is a block. Shown are the one with the least CPU of the router per event, and the median of
 each figure.
-
-With --external the decode worker has one server beside it that speaks like vLLM (benchmarks/vllm_stand_in.py), the same
-is asked without the service, too, and `first token` is the median of answers that begin while the streams run.
 """
 
 import argparse
@@ -41,7 +37,6 @@ from rich.table import Table
 from baton.service.supervisor import Supervisor
 from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
-from benchmarks import vllm_stand_in
 from benchmarks.machine import describe, process_cpu_us, write_result
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
@@ -58,10 +53,6 @@ PROMPT_TOKENS = 64
 MAX_TOKENS = 8000
 BLOCK_TOKENS = 64
 SETTLE_S = 1.0  # between the first tokens and the stretch that counts
-FIRST_TOKENS = 60
-SERVED = "smollm2"
-SERVER = "server"  # the name of the external worker
-HOST = "127.0.0.1"
 GENERATE = "/baton.v1.Inference/Generate"
 
 
@@ -85,16 +76,9 @@ def main() -> None:
     config = _service_config(options.step_ms, options.streams)
     configure_logging(config.logging, "benchmark")
     console = Console(width=120)
-    if options.external:
-        engine_us, beside = 0.0, "a server like vLLM"
-        with vllm_stand_in.running(SERVED, options.step_ms) as ports:
-            blocks, doors = asyncio.run(_through_and_beside(_with_server(config, *ports), options, ports[0]))
-        _print_doors(console, doors)
-    else:
-        engine_us, doors = _engine_us(config, options.streams), []
-        beside = f"the mock engine {engine_us:.1f} us"
-        blocks = asyncio.run(_measure(config, options, engine_us))
-    table = Table(title=f"{options.streams} streams, steps of {options.step_ms} ms; {beside}")
+    engine_us = _engine_us(config, options.streams)
+    blocks = asyncio.run(_measure(config, options, engine_us))
+    table = Table(title=f"{options.streams} streams, steps of {options.step_ms} ms; the mock engine {engine_us:.1f} us")
     for column in ("", "tokens/s", "kept", "tokens/event", "router us/event", "us/token", "worker us/token", "client"):
         table.add_column(column, justify="right")
     for api, done in blocks.items():
@@ -106,7 +90,6 @@ def main() -> None:
     console.print(table)
     if options.json:
         facts: dict[str, Any] = {"streams": options.streams, "step_ms": options.step_ms, "engine_us": engine_us}
-        facts |= {"doors": msgspec.to_builtins(doors)}
         write_result(options.json, {**describe(), **facts, "blocks": msgspec.to_builtins(blocks)})
 
 
@@ -127,11 +110,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=8, help="of each round, each a block of its own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--api", choices=CLIENTS, action="append", help="may be given again; default all")
-    parser.add_argument("--external", action="store_true", help="the door over one server like vLLM; over HTTP")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if options.external:
-        options.api = ["http"]
     options.api = options.api or list(CLIENTS)
     if (options.seconds + SETTLE_S) * 1.2e3 / options.step_ms > MAX_TOKENS:
         parser.error(f"answers of {MAX_TOKENS} tokens end before {options.seconds} s are over")
@@ -149,13 +129,6 @@ def _service_config(step_ms: float, streams: int) -> ServingConfig:
         "engine": {"max_batch_tokens": 32768, "max_running": streams, "block_size": BLOCK_TOKENS},
     }
     return with_overrides(ServingConfig(), overrides, "benchmark")
-
-
-def _with_server(config: ServingConfig, http: int, events: int, replay: int) -> ServingConfig:
-    server = {"name": SERVER, "address": f"http://{HOST}:{http}"}
-    server |= {"events": f"tcp://{HOST}:{events}", "replay": f"tcp://{HOST}:{replay}"}
-    overrides = {"model": SERVED, "workers": {"decode": 0}, "external_workers": [server]}
-    return with_overrides(config, overrides, "benchmark")
 
 
 def _engine_us(config: ServingConfig, streams: int, num_steps: int = 400) -> float:
@@ -198,71 +171,6 @@ async def _service(config: ServingConfig) -> AsyncIterator[tuple[Supervisor, int
         async with Supervisor(config, Path(logs)) as service:
             (worker_id,) = service.children.workers("decode")
             yield service, service.children["router-1"].pid, service.children.of_worker(worker_id).pid
-
-
-# --- the door over a server -------------------------------------------------------------------------------------------
-
-
-class Door(Struct, frozen=True):
-    """A round through the service, and one of the server alone. `kept`: the median of the round's blocks."""
-
-    kept: float
-    kept_alone: float
-    first_ms: float
-    first_alone_ms: float
-
-
-async def _through_and_beside(
-    config: ServingConfig, options: argparse.Namespace, port: int
-) -> tuple[dict[str, list[Block]], list[Door]]:
-    blocks: list[Block] = []
-    doors: list[Door] = []
-    async with _service(config) as (service, router, worker), service.client() as client:
-        for _ in range(options.rounds):
-            address = service.address("http")
-            done = await _round(address, "http", client, router, worker, options, 0.0)
-            first_ms, _ = await _first_ms_and_kept(address, options)
-            first_alone_ms, kept_alone = await _first_ms_and_kept(f"{HOST}:{port}", options)
-            blocks += done
-            doors.append(Door(_median(done).kept, kept_alone, first_ms, first_alone_ms))
-    return {"http": blocks}, doors
-
-
-async def _first_ms_and_kept(address: str, options: argparse.Namespace) -> tuple[float, float]:
-    """`kept` where each token has an event of its own, as from the server; the router joins those that are late."""
-    async with _streams("http", address, options.streams) as (_, num_events):
-        await asyncio.sleep(SETTLE_S)
-        began_s, before = time.perf_counter(), num_events()
-        first_ms = await _first_token_ms(address)
-        await asyncio.sleep(options.seconds)
-        tokens_per_s = (num_events() - before) / (time.perf_counter() - began_s)
-        return first_ms, tokens_per_s * options.step_ms / 1e3 / options.streams
-
-
-async def _first_token_ms(address: str) -> float:
-    """Of answers that begin one after the other."""
-    host, _, port = address.rpartition(":")
-    times_ms = []
-    for number in range(FIRST_TOKENS):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        began_s = time.perf_counter()
-        writer.write(_http_request(address, number, max_tokens=1))
-        while b"data: " not in await reader.read(65536):
-            pass
-        times_ms.append((time.perf_counter() - began_s) * 1e3)
-        writer.close()
-        await writer.wait_closed()
-    return median(times_ms)
-
-
-def _print_doors(console: Console, doors: list[Door]) -> None:
-    table = Table(title="first tokens in ms, and tokens as a share of what the server makes when nobody holds it up")
-    for column in ("first token through", "alone", "added", "kept through", "alone"):
-        table.add_column(column, justify="right")
-    for door in doors:
-        times_ms = door.first_ms, door.first_alone_ms, door.first_ms - door.first_alone_ms
-        table.add_row(*(f"{ms:.2f}" for ms in times_ms), f"{door.kept:.3f}", f"{door.kept_alone:.3f}")
-    console.print(table)
 
 
 async def _round(
