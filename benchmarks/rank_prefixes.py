@@ -94,7 +94,9 @@ async def found_tokens(session: aiohttp.ClientSession, server: str) -> int:
 
 async def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
     rounds: dict[str, list[Round]] = {"Baton": [], "alone": []}
-    async with both_ways(options) as addresses, aiohttp.ClientSession() as session:
+    # A server closes a connection that has idled for 5 s, maybe just when a turn begins.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with both_ways(options) as addresses, aiohttp.ClientSession(connector=connector) as session:
         for number in range(options.rounds + 1):  # the first one warms up
             for at, (name, address) in enumerate(addresses.items()):
                 done = await one_round(session, address, options, 2 * (options.seed + number) + at)
