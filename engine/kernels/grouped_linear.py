@@ -38,13 +38,17 @@ class Tiles(NamedTuple):
 
 
 class Choices(NamedTuple):
-    few: Tiles  # up to 16 rows of an expert on average
+    few: Tiles  # up to 12 rows of an expert on average
+    several: Tiles  # up to 24
     some: Tiles  # up to 64
     many: Tiles
 
 
-SMALL = Choices(Tiles(16, 64, 128, 4, 4), Tiles(64, 128, 64, 4, 4), Tiles(128, 128, 64, 8, 3))  # 98 KB
-LARGE = Choices(Tiles(16, 128, 128, 4, 3), Tiles(64, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 3))  # 147 KB
+_FEW = Tiles(16, 64, 128, 4, 4)
+SMALL = Choices(_FEW, _FEW, Tiles(64, 128, 64, 4, 4), Tiles(128, 128, 64, 8, 3))  # 98 KB
+LARGE = Choices(  # 147 KB
+    Tiles(16, 128, 128, 4, 3), Tiles(32, 256, 128, 4, 2), Tiles(64, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 3)
+)
 LARGE_ON = (9, 10)  # compute capabilities, of Hopper and Blackwell: a program may have 227 KB of shared memory
 FLOAT_TILES = Tiles(16, 32, 32, 4, 1)
 
@@ -52,9 +56,10 @@ FLOAT_TILES = Tiles(16, 32, 32, 4, 1)
 def tiles_for(pairs: int, num_experts: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     if dtype == torch.float32:
         return FLOAT_TILES
-    few, some, many = LARGE if _is_large(device) else SMALL
-    rows = pairs / num_experts
-    return few if rows <= 16 else some if rows <= 64 else many
+    choices, rows = LARGE if _is_large(device) else SMALL, pairs / num_experts
+    if rows <= 24:
+        return choices.few if rows <= 12 else choices.several
+    return choices.some if rows <= 64 else choices.many
 
 
 @cache

@@ -44,7 +44,7 @@ def test_pairs_are_in_the_order_of_the_experts(tokens: int, num_experts: int, pe
 @pytest.mark.parametrize("clamped", [False, True], ids=["silu", "clamped"])
 @pytest.mark.parametrize(
     "tiles",
-    [SMALL.few, SMALL.some, LARGE.some, LARGE.many],
+    [SMALL.few, LARGE.several, SMALL.some, LARGE.some, LARGE.many],
     ids=lambda tiles: f"{tiles.rows}x{tiles.columns}x{tiles.inner}",
 )
 @pytest.mark.parametrize(("tokens", "hidden", "width"), [(2, 64, 32), (90, 80, 72)])
