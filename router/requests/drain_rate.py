@@ -33,6 +33,7 @@ class DrainRate:
     def retry_after_s(self) -> float:
         """When a caller that is refused now may return. Each caller is given a later departure, so that they do not
         return all at once."""
-        self._told_to_return += 1
         per_departure_s = (self._clock() - self._since_s) / max(1, len(self._left_s))
-        return min(max(self._told_to_return * per_departure_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+        after_s = max(per_departure_s, MIN_RETRY_AFTER_S) + self._told_to_return * per_departure_s
+        self._told_to_return += 1
+        return min(after_s, MAX_RETRY_AFTER_S)

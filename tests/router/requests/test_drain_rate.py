@@ -33,9 +33,9 @@ def test_the_first_one_that_is_refused_is_told_when_the_next_request_leaves(cloc
 
 def test_callers_that_are_refused_together_are_not_told_to_come_back_together(clock: Clock, rate: DrainRate) -> None:
     pass_time(clock, rate, 30, per_s=2)
-    assert [rate.retry_after_s() for _ in range(6)] == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.5, 3.0])
+    assert [rate.retry_after_s() for _ in range(6)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 3.0, 3.5])
     pass_time(clock, rate, 1, per_s=2)
-    assert rate.retry_after_s() == pytest.approx(2.5), "two have left"
+    assert rate.retry_after_s() == pytest.approx(3.0), "two have left"
 
 
 def test_each_caller_that_comes_back_when_told_finds_room(clock: Clock, rate: DrainRate) -> None:
