@@ -88,7 +88,7 @@ def fleet_view(
             config.router,
             expected=expected,
             hits=hits,
-            targets=config.planner.targets,
+            targets=config.step_targets,
             crowded=adapters.crowded,
         ),
         queue=queue,

@@ -1,7 +1,7 @@
 """How much of a step belongs to prompts, and which prompts go first: one rule for engine, router and simulator.
 
 Each running answer gets one token a step, so nobody's next token comes before the step's end. Steps beside answers last
-as long as readers can bear: the target of the time between tokens (planner.targets.itl_ms). Two things make them
+as long as readers can bear: the target of the time between tokens (`ServingConfig.step_targets`). Two things make them
 longer. Where few read, they are far ahead of that pace, and one long step is in fewer readers' way than several short
 ones. Where the prompts' work is more than LATE of the target of first tokens (planner.targets.ttft_ms), steps get
 longer in proportion, and prompts get most of them, because the readers' part of a long step is the smaller one: who

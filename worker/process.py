@@ -100,7 +100,7 @@ async def serve_worker(
         runtime.bridge.start()
 
         def take(renewed: ServingConfig) -> None:
-            runtime.bridge.post(lambda engine: engine.aim(renewed.planner.targets))
+            runtime.bridge.post(lambda engine: engine.aim(renewed.step_targets))
 
         stop.renewed.append(take)
         closing.callback(stop.renewed.remove, take)

@@ -15,7 +15,7 @@ from baton_proto.planner import PREFILL, ROLES, Role
 from runtime.config.external import ExternalWorkerConfig, check_names
 from runtime.config.left import told_of
 from runtime.config.model_entry import ModelConfig, ModelName, check_models
-from runtime.config.planner import PlannerConfig
+from runtime.config.planner import PlannerConfig, TargetsConfig
 from runtime.config.refusal import refusal
 from runtime.config.step_times import StepTimes
 from runtime.config.surroundings import LoggingConfig, NatsConfig, SecurityConfig
@@ -358,6 +358,10 @@ class ServingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def computes(self) -> bool:
         """Whether a worker of ours may compute the model: its weights are needed here."""
         return any(self.may_have(role) for role in ROLES) or not self.external_workers
+
+    @property
+    def step_targets(self) -> TargetsConfig:
+        return self.planner.targets.of_steps(apart=self.may_have(PREFILL))
 
     def uses(self, engine: WorkerEngine) -> bool:
         """True when any worker has this engine, or one that a planner may add."""

@@ -95,7 +95,7 @@ def fleet_of(layout: Layout, placement: Weights, targets: TargetsConfig = TARGET
         np.array([kind.ahead for kind in kinds]),
         np.array([layout.prefill, layout.decode]),
         targets.ttft_ms / 1e3,
-        targets.itl_ms / 1e3,
+        targets.of_steps(apart=layout.prefill > 0).itl_ms / 1e3,
         float(placement.decode_steps),
         placement.ship_ms / 1e3,
         placement.ship_token_ms / 1e3,

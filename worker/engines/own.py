@@ -111,7 +111,7 @@ def _engine(
         max_batch_tokens=config.engine.max_batch_tokens,
         max_running=config.engine.max_running,
         eos_token_ids=files.eos_token_ids,
-        targets=config.planner.targets,
+        targets=config.step_targets,
         step_times=config.step_times,
         clock=clock,
         drafter=NgramDrafter() if config.engine.speculation == "ngram" else None,

@@ -50,9 +50,10 @@ def sentences(
     elif carries < rate:
         wanted = f"{rounded(rate)} requests/s"
         said.append(f"No layout carries {wanted} within the targets: take more GPUs, or wider targets.")
+    step_ms = comparison.targets.of_steps(apart=best.layout.prefill > 0).itl_ms
     said.append(
-        f"Its steps beside answers last up to {rounded(comparison.targets.itl_ms)} ms (planner.targets.itl_ms), longer "
-        "beside few readers, or where prompts are late for planner.targets.ttft_ms."
+        f"Its steps beside answers last up to {rounded(step_ms)} ms (by planner.targets.itl_ms), longer beside few "
+        "readers, or where prompts are late for planner.targets.ttft_ms."
     )
     said += [f"Expected at {rounded(rate)} requests/s: {'; '.join(_expected(best))}."]
     if len(equal) > 1:

@@ -210,3 +210,20 @@ def test_usage_and_batches_are_found_from_every_folder(tmp_path: Path, monkeypat
     found = with_absolute_paths(parse_config({"router": {"batch_folder": "b"}, "logging": {"usage": "u"}}))
     assert (found.router.batch_folder, found.logging.usage) == (str(tmp_path / "b"), str(tmp_path / "u"))
     assert with_absolute_paths(parse_config(nested("logging.usage=-"))).logging.usage == "-"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "planner", "ms"),
+    [
+        (1, {}, 45.0),
+        (0, {}, 50.0),
+        (0, {"enabled": True}, 45.0),
+        (0, {"enabled": True, "limits": {"min_prefill": 0, "max_prefill": 0}}, 50.0),
+    ],
+)
+def test_steps_beside_answers_are_shorter_where_prompts_may_have_workers_of_their_own(
+    prefill: int, planner: dict[str, Any], ms: float
+) -> None:
+    config = with_overrides(ServingConfig(), {"workers": {"prefill": prefill}, "planner": planner})
+    assert (config.step_targets.itl_ms, config.step_targets.ttft_ms) == (ms, 1000.0)
+    assert config.planner.targets.itl_ms == 50.0
