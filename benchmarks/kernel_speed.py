@@ -1,6 +1,6 @@
 """Speed of single kernels on one GPU, beside what memory and tensor cores allow, for choosing their parameters.
 
-    python benchmarks/kernel_speed.py [--section ceilings,decode,prefill,elementwise,matmul,sampler]
+    python benchmarks/kernel_speed.py [--section ceilings,decode,prefill,elementwise,matmul,eight_bits,experts,sampler]
 
 Times are medians of replays of a CUDA graph. Because the graph holds the kernel several times on different data, the
 times contain neither launches nor hits of a warm cache.
@@ -31,12 +31,17 @@ from engine.kernels import (
 )
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch
 from engine.kernels.decode_pieces import plan_pieces
+from engine.kernels.expert_order import expert_order
+from engine.kernels.fp8_linear import Tiles as Fp8Tiles, fp8_linear
+from engine.kernels.grouped_linear import SILU, Tiles, grouped_linear
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
+from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
+from engine.model.fp8_matrix import F8, Fp8Matrix
 from engine.runners.auto import flash_is_available
 
 DEVICE = torch.device("cuda", 0)
@@ -314,6 +319,74 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
     return sorted(tried, key=lambda result: -float(result["us"]))
 
 
+_FP8_TILES = [(32, 128, 4, 8), (32, 256, 4, 5), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 5), (128, 128, 8, 4)]
+
+
+def _eight_bits(*shape: int) -> Fp8Matrix:
+    values = torch.randn(*shape, device=DEVICE, dtype=BF16).to(F8)
+    return Fp8Matrix(values, torch.full((*shape[:-1], 1), 0.01, device=DEVICE))
+
+
+def eight_bits() -> list[Result]:
+    """Products of few rows with rows' scales: torch's, and fp8_linear with the fastest tiles."""
+    shapes = {
+        "8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
+        "30b-a3b": {"qkv": (5120, 2048), "out": (2048, 4096)},
+    }
+    results: list[Result] = []
+    for model, named in shapes.items():
+        for name, (n, k) in named.items():
+            weights = [_eight_bits(n, k) for _ in range(max(2, int(3e8 // (n * k))))]
+            for rows in (8, 32, 64, 128, 256):
+                values, scales = quantize_rows(torch.randn(rows, k, device=DEVICE, dtype=BF16))
+                out = torch.empty(rows, n, device=DEVICE, dtype=BF16)
+                calls = [
+                    partial(torch._scaled_mm, values, w.values.t(), scales, w.scales.t(), out_dtype=BF16)
+                    for w in weights
+                ]
+                label = f"{model} {name} {rows}x{n}x{k}"
+                results.append(_bandwidth(f"scaled_mm {label}", seconds(calls), n * k))
+                high = max(16, min(128, rows))
+                tried = []
+                for rest in _FP8_TILES:
+                    tiles = Fp8Tiles(high, *rest)
+                    calls = [partial(fp8_linear, values, scales, w, out, tiles=tiles) for w in weights]
+                    tried.append(_bandwidth(f"fp8_linear {label}", seconds(calls, 4), n * k) | {"config": str(tiles)})
+                results.append(min(tried, key=lambda result: float(result["us"])))
+                print(*results[-2:], sep="\n", flush=True)
+    return results
+
+
+_EXPERT_TILES = [(16, 128, 64, 8, 4), (16, 128, 128, 4, 3), (16, 256, 128, 4, 2), (32, 128, 128, 4, 3)]
+_EXPERT_TILES += [(32, 256, 64, 8, 3), (32, 256, 128, 4, 2), (64, 256, 64, 8, 3)]
+
+
+def experts() -> list[Result]:
+    """One layer of Qwen3-30B-A3B, tokens that choose experts at random; the fastest tiles."""
+    count, hidden, width, per_token = 128, 2048, 768, 8
+    results: list[Result] = []
+    for name, n, k in (("gate_up", 2 * width, hidden), ("down", hidden, width)):
+        plain = [torch.randn(count, n, k, device=DEVICE, dtype=BF16) * k**-0.5 for _ in range(3)]
+        for bits, weights in ((16, plain), (8, [_eight_bits(count, n, k) for _ in range(3)])):
+            for rows in (16, 64, 128, 192, 256, 512):
+                chosen = torch.rand(rows, count, device=DEVICE).topk(per_token).indices.int()
+                order, pairs = expert_order(chosen, count), 1 if name == "down" else per_token
+                x = torch.randn(rows * per_token // pairs, k, device=DEVICE, dtype=BF16)
+                gate = SILU if name == "gate_up" else None
+                tried = []
+                for tiles in map(Tiles._make, _EXPERT_TILES):
+                    calls = [
+                        partial(grouped_linear, x, w, order, pairs_per_row=pairs, gate=gate, tiles=tiles)
+                        for w in weights
+                    ]
+                    label = f"experts {name}, {bits} bits, {rows} tokens"
+                    tried.append(_bandwidth(label, seconds(calls, 4), count * n * k * bits // 8))
+                    tried[-1]["config"] = str(tiles)
+                results.append(min(tried, key=lambda result: float(result["us"])))
+                print(results[-1], flush=True)
+    return results
+
+
 def sampler() -> list[Result]:
     results = []
     for rows in (1, 32, 256):
@@ -329,7 +402,7 @@ def sampler() -> list[Result]:
     return results
 
 
-SECTIONS = {f.__name__: f for f in (ceilings, decode, prefill, elementwise, matmul, sampler)}
+SECTIONS = {f.__name__: f for f in (ceilings, decode, prefill, elementwise, matmul, eight_bits, experts, sampler)}
 
 
 def main() -> None:
