@@ -25,6 +25,7 @@ from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import ServingConfig
 from runtime.discovery.directory import Change, Directory
 from runtime.discovery.load_board import LoadBoard
+from runtime.discovery.worker_key import WorkerKey
 from runtime.nats.client import NatsClient
 from runtime.security.keys import Keys
 
@@ -96,8 +97,14 @@ def fleet_view(
         waking=waking,
     )
     sharing = ChargeSharing(nats, ledger, charged, router_id)
-    speeds = StepSpeeds(ledger, config.step_times)
+    speeds = StepSpeeds(ledger, config.step_times, lambda worker: _server(directory, worker))
     return FleetView(directory, LoadBoard(nats), ledger, indexer, expected, speeds, hits, sharing, adapters, parts)
+
+
+def _server(directory: Directory, worker: WorkerKey) -> str:
+    """Ranks of one vLLM server have one process of ours. Empty: the worker is an engine of its own."""
+    record = directory.workers.get(worker[0])
+    return record.process if record is not None and record.engine == "external" else ""
 
 
 async def follow_workers(view: FleetView, closing: AsyncExitStack) -> None:

@@ -10,8 +10,6 @@ class VllmSteps:
     def __init__(self) -> None:
         self.num_steps = 0
         self.last_ms = 0.0
-        self.alike: list[VllmSteps] = [self]
-        """Those of engines on the same hardware with the same model: the ranks of one server."""
         self._steps: list[TimedStep] = []
 
     def add(self, stats: Any, timestamp_s: float, context_tokens: int) -> None:
@@ -28,9 +26,8 @@ class VllmSteps:
     def keep(self, step: TimedStep) -> None:
         self.num_steps += 1
         self.last_ms = step.step_ms
-        for one in self.alike:
-            if len(one._steps) < KEPT:
-                one._steps.append(step)
+        if len(self._steps) < KEPT:
+            self._steps.append(step)
 
     def take(self) -> list[TimedStep]:
         """Returns the steps that were kept since the last call."""

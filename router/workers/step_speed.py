@@ -3,9 +3,12 @@ of restoring KV.
 
 Until a worker has reported some steps of a kind, prompts or decodes, it is expected to be as fast as those that have,
 and without any of these as the profile: because all known workers may be slower than the profile, an unknown one must
-not look faster than they are. Event loop only.
+not look faster than they are. Ranks of one vLLM server have one fit, because times of prompts that are seen from
+outside differ fourfold under load, and one that looks slow would not be asked, hence would show no other times. Event
+loop only.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -23,10 +26,16 @@ TYPICAL: Final = (2048, 2.1e6, 32, 64e3)  # a step: prompt tokens, their pairs, 
 
 
 class StepSpeeds:
-    def __init__(self, ledger: LoadLedger, profile: StepTimes) -> None:
+    def __init__(
+        self, ledger: LoadLedger, profile: StepTimes, server: Callable[[WorkerKey], str] = lambda worker: ""
+    ) -> None:
+        """`server`: names the server whose rank a worker is; empty: of none."""
         self._ledger = ledger
         self._profile = profile
+        self._server = server
         self._steps: dict[WorkerKey, FittedSteps] = {}
+        self._servers: dict[WorkerKey, str] = {}  # of ranks
+        self._alike: dict[WorkerKey, set[WorkerKey]] = {}  # who has the same fit, itself among them
         self._unseen: set[WorkerKey] = set()  # those that have not shown both kinds of steps
         self._usual = profile
         self._usual_us = 0  # when it was seen, by the ledger's clock
@@ -39,18 +48,32 @@ class StepSpeeds:
         self._ledger.learn_restoring(key, report.host_token_ms, report.disk_token_ms)
         steps = self._steps.get(key)
         if steps is None:
-            steps = self._steps[key] = FittedSteps(self._profile)
-            self._unseen.add(key)
-            self._expect_usual(key)
+            steps = self._begin(key)
         for step in report.steps:
             steps.add(step)
         if steps.refit():
-            self._ledger.learn(key, steps.times)
+            for worker in filter(self._ledger.knows, self._alike[key]):
+                self._ledger.learn(worker, steps.times)
             self._has_news = True
             if all(steps.seen):
-                self._unseen.discard(key)
+                self._unseen -= self._alike[key]
         if self._has_news and self._unseen and self._ledger.now_us - self._usual_us >= USUAL_S * 1e6:
             self._see_usual()
+
+    def _begin(self, key: WorkerKey) -> FittedSteps:
+        server, alike = self._server(key), set[WorkerKey]()
+        if server:
+            alike = next((self._alike[rank] for rank, its in self._servers.items() if its == server), alike)
+            self._servers[key] = server
+        steps = next((self._steps[rank] for rank in alike), None) or FittedSteps(self._profile)
+        self._steps[key], self._alike[key] = steps, alike
+        alike.add(key)
+        if not all(steps.seen):
+            self._unseen.add(key)
+            self._expect_usual(key)
+        else:
+            self._ledger.learn(key, steps.times)
+        return steps
 
     def _see_usual(self) -> None:
         """Takes for each kind of steps the times of the worker in the middle of those that have shown it."""
@@ -83,4 +106,6 @@ class StepSpeeds:
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone."""
         self._steps.pop(worker, None)
+        self._servers.pop(worker, None)
+        self._alike.pop(worker, set()).discard(worker)
         self._unseen.discard(worker)

@@ -17,7 +17,6 @@ from engine.vllm.server.ranks import Rank
 from engine.vllm.server.server import VllmServer
 from engine.vllm.server.watch import ServerWatch
 from engine.vllm.start import CONNECT_TIMEOUT_S
-from engine.vllm.steps import VllmSteps
 from runtime.checkpoint.served_model import served_model
 from runtime.config.external import ExternalWorkerConfig
 from runtime.config.serving import ServingConfig
@@ -55,22 +54,16 @@ class ExternalEngine:
             for _, core in cores:
                 await stack.enter_async_context(core)
             await watch.look()  # a request may name an adapter from the first one on
-            alike: list[VllmSteps] = []
-            yield [self._assembled(facts, rank, core, watch, alike) for rank, core in cores]
+            yield [self._assembled(facts, rank, core, watch) for rank, core in cores]
 
-    def _assembled(
-        self, facts: Facts, rank: Rank, core: ServerCore, watch: ServerWatch, alike: list[VllmSteps]
-    ) -> EngineAssembly:
-        """Event loop only; quick, because the server is watched meanwhile. alike: gets the steps of each rank, because
-        one that looks slow by chance would not be asked, hence would show no other times."""
+    def _assembled(self, facts: Facts, rank: Rank, core: ServerCore, watch: ServerWatch) -> EngineAssembly:
+        """Event loop only; quick, because the server is watched meanwhile."""
         block_size = self._config.engine.block_size
         # A server that only pools may have no KV cache, and says how long its prompts may be.
         needed = 0 if GENERATE in facts.tasks else -(-facts.max_model_len // block_size)
         layout = pool_layout(self._files, max(rank.num_blocks, needed), block_size)
         cache = ExternalCache(layout.block_size, layout.num_blocks)
         engine = Engine(core, cache, facts.model, self._files.eos_token_ids)
-        alike.append(engine.timed_steps)
-        engine.timed_steps.alike = alike
         return EngineAssembly(
             name="external",
             config=self._config,

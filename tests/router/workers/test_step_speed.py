@@ -187,3 +187,30 @@ def test_steps_that_vary_by_a_tenth_are_no_change() -> None:
     speeds.forget(WORKER)
     speeds.load_report(report([TimedStep(100, 5000.0, 0, 0, 9.0)], "stranger"))
     assert not speeds._steps, "neither of one that left nor of one that the ledger does not know"
+
+
+def test_ranks_of_a_server_have_one_fit_and_other_workers_their_own() -> None:
+    dice, ledger = random.Random(3), LoadLedger(16, 300.0, times=PROFILE)
+    servers = {"a-dp0": "one", "a-dp1": "one", "b-dp0": "two", "d": ""}
+    speeds = StepSpeeds(ledger, PROFILE, lambda worker: servers[worker[0]])
+
+    def prefill_ms(worker_id: str) -> float:
+        return float(ledger.times(((worker_id, 1),))[0, 1])
+
+    def tell(worker_id: str, count: int) -> None:
+        speeds.load_report(report([step(dice, prompts=True, decodes=False) for _ in range(count)], worker_id))
+
+    for worker_id in ("a-dp0", "b-dp0", "d"):
+        ledger.report((worker_id, 1), WorkerLoad())
+        tell(worker_id, 0)
+    tell("a-dp0", WINDOW)
+    tell("d", WINDOW)
+    ledger.report(("a-dp1", 1), WorkerLoad())
+    tell("a-dp1", 0)
+    assert prefill_ms("a-dp1") == prefill_ms("a-dp0") == pytest.approx(SLOW.prefill_token_ms, rel=0.1)
+    assert prefill_ms("d") != prefill_ms("a-dp0"), "a fit of its own"
+    tell("a-dp1", REFIT_AFTER)
+    assert prefill_ms("a-dp1") == prefill_ms("a-dp0")
+    speeds.forget(("a-dp0", 1))
+    tell("a-dp1", WINDOW)
+    assert {key for (key,), _ in speeds.slowness()} == {"a-dp1", "b-dp0", "d"}

@@ -252,17 +252,3 @@ async def test_prompts_are_timed_also_beside_others_but_not_beside_those_of_othe
         core.news = News([Item(name, [5])])
         await made.next_step()
     assert made.timed_steps.take() == []
-
-
-async def test_each_rank_of_a_server_learns_from_the_prompts_of_all() -> None:
-    (one, core, _), (other, _, _) = engine(), engine()
-    one.timed_steps.alike = other.timed_steps.alike = [one.timed_steps, other.timed_steps]
-    for name in ("a", "b"):
-        one.add(Sequence(name, [3] * 5, 5, SamplingParams(max_tokens=8)))
-        core.news = News([Item(name, [5])])
-        core.news.timestamp += 2 * (name == "b")
-        await one.next_step()
-    told = one.timed_steps.take()
-    assert len(told) == 1
-    assert other.timed_steps.take() == told
-    assert (one.load().steps, other.load().steps) == (1, 0)  # whose step it was
