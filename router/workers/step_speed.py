@@ -34,7 +34,6 @@ class StepSpeeds:
         self._profile = profile
         self._server = server
         self._steps: dict[WorkerKey, FittedSteps] = {}
-        self._servers: dict[WorkerKey, str] = {}  # of ranks
         self._alike: dict[WorkerKey, set[WorkerKey]] = {}  # who has the same fit, itself among them
         self._unseen: set[WorkerKey] = set()  # those that have not shown both kinds of steps
         self._usual = profile
@@ -61,18 +60,14 @@ class StepSpeeds:
             self._see_usual()
 
     def _begin(self, key: WorkerKey) -> FittedSteps:
-        server, alike = self._server(key), set[WorkerKey]()
-        if server:
-            alike = next((self._alike[rank] for rank, its in self._servers.items() if its == server), alike)
-            self._servers[key] = server
+        server = self._server(key)
+        groups = (self._alike[rank] for rank in self._alike if server and self._server(rank) == server)
+        alike = self._alike[key] = next(groups, set())
         steps = next((self._steps[rank] for rank in alike), None) or FittedSteps(self._profile)
-        self._steps[key], self._alike[key] = steps, alike
         alike.add(key)
-        if not all(steps.seen):
-            self._unseen.add(key)
-            self._expect_usual(key)
-        else:
-            self._ledger.learn(key, steps.times)
+        self._steps[key] = steps
+        self._unseen.add(key)
+        self._expect_usual(key)
         return steps
 
     def _see_usual(self) -> None:
@@ -106,6 +101,5 @@ class StepSpeeds:
     def forget(self, worker: WorkerKey) -> None:
         """The incarnation is gone."""
         self._steps.pop(worker, None)
-        self._servers.pop(worker, None)
         self._alike.pop(worker, set()).discard(worker)
         self._unseen.discard(worker)
