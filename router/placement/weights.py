@@ -42,7 +42,7 @@ class Weights(PlacementConfig, frozen=True):
     # again elsewhere although to wait would have been sooner (docs/decisions.md). Without a limit tenants wait behind
     # each other's prompts at the workers, and blocks of decode workers are reserved for long.
     prefill_queue_tokens: Positive = 131_072
-    # planner.targets, which say how long engines let a step beside answers last.
+    # ServingConfig.step_targets, which say how long engines let a step beside answers last.
     ttft_ms: float = TARGETS.ttft_ms
     itl_ms: float = TARGETS.itl_ms
 

@@ -48,7 +48,9 @@ def test_a_norm_in_8_bits_is_the_norm() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k", "group"), [(80, 96, 32), (128, 256, 128), (144, 80, 80), (128, 256, 256)])
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(80, 96, 32), (48, 256, 128), (128, 256, 128), (144, 80, 80), (128, 256, 256)]
+)
 @pytest.mark.parametrize("rows", [3, 70, 140])
 def test_a_product_with_blocks_or_rows(dtype: torch.dtype, rows: int, n: int, k: int, group: int) -> None:
     weight, (values, scales) = matrix(n, k, group=group), quantize_rows(random(rows, k))

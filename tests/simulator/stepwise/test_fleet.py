@@ -14,11 +14,13 @@ from engine.core.engine import Engine
 from engine.core.timed_steps import TimedSteps
 from engine.runners.mock_runner import MockRunner
 from router.placement.weights import Weights
+from runtime.config.overrides import with_overrides
 from runtime.config.planner import TargetsConfig
+from runtime.config.serving import ServingConfig
 from runtime.config.step_times import StepTimes, token_pairs
 from simulator.requests import NOBODY, Requests, alike
 from simulator.stepwise import chunks
-from simulator.stepwise.fleet import Layout, WorkerKind, simulate
+from simulator.stepwise.fleet import Layout, WorkerKind, fleet_of, simulate
 from tests.engine.kv_oracle import make_sequence
 
 TIMES = StepTimes()
@@ -39,6 +41,13 @@ def prompt_ms(tokens: int, start: int = 0) -> float:
 
 def decodes_ms(context: int, steps: int) -> float:
     return sum(TIMES.decode_ms(1, context + step) for step in range(steps))
+
+
+def test_steps_beside_answers_aim_at_what_the_engines_of_such_a_fleet_aim_at() -> None:
+    for prefill in (0, 1):
+        service = with_overrides(ServingConfig(), {"workers": {"prefill": prefill}})
+        fleet = fleet_of(Layout(prefill, KIND, 1, KIND), CONFIG, service.planner.targets)
+        assert (fleet.ttft_s, fleet.itl_s) == (service.step_targets.ttft_ms / 1e3, service.step_targets.itl_ms / 1e3)
 
 
 def test_one_request_takes_what_the_formulas_say() -> None:
