@@ -11,6 +11,7 @@ many streams run, prompts come one after another whose first tokens are timed.
 import argparse
 import asyncio
 import random
+from copy import copy
 from statistics import median
 from typing import Any
 
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--apart-s", type=float, default=0.1, help="between two prompts that are timed")
     options = parser.parse_args()
     options.answer, options.tokenizer, options.served = 1, True, options.model
-    rows = asyncio.run(measure(options))
+    rows = asyncio.run(measure(copy(options)))  # the clients keep account in it
     table = Table(title="through Baton beside the server alone, medians")
     for column in ("streams", "tokens/s", "alone", "lost %", "TTFT p50, ms", "alone", "more"):
         table.add_column(column, justify="right")
