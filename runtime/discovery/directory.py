@@ -168,6 +168,7 @@ class Directory:
         self._callbacks: list[Callable[[Change], None]] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._heard: set[str] | None = set()  # subjects, until the bucket is read
         self.lost = 0  # workers that were removed without having withdrawn
         nats.on_reconnect(self._grant_grace)
 
@@ -193,11 +194,12 @@ class Directory:
 
     async def start(self) -> None:
         """Returns when the workers that the bucket holds are known."""
-        await self._nats.subscribe(workers_key(self._nats.namespace), self._receive)
+        await self._nats.subscribe(workers_key(self._nats.namespace), self._hear)
         try:
             await self._read_bucket()
         except NATS_ERRORS as error:
             log.warning("discovery bucket not readable now; heartbeats will tell", error=str(error))
+        self._heard = None
         self._task = asyncio.create_task(self._expire())
 
     async def wait_for(self, condition: Callable[[Mapping[str, WorkerRecord]], bool], timeout_s: float) -> None:
@@ -217,8 +219,14 @@ class Directory:
         stream = workers_stream(self._nats.namespace)
         subjects = await self._nats.stored_subjects(stream, workers_key(self._nats.namespace))
         for message in await asyncio.gather(*(self._nats.stored_message(stream, subject) for subject in subjects)):
-            if message is not None and message.subject is not None:
+            if message is not None and message.subject is not None and message.subject not in (self._heard or ()):
                 self._receive(message.subject, message.data or b"", message.headers or {})
+
+    def _hear(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """What is heard is newer than what the bucket held, or comes again."""
+        if self._heard is not None:
+            self._heard.add(subject)
+        self._receive(subject, payload, headers)
 
     def _receive(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         worker_id = worker_of(subject)

@@ -157,6 +157,29 @@ async def test_a_directory_that_starts_later_knows_the_workers_at_once(
         await directory.close()
 
 
+async def test_what_the_bucket_held_is_no_news_of_a_worker_that_was_heard_of_while_it_was_read(
+    nats_server: NatsServer, nats: NatsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker(nats_server, record("a")) as changing, worker(nats_server, record("b")) as leaving:
+        directory, stored_message = Directory(nats, TTL_S), nats.stored_message
+        states: list[tuple[str, str, str]] = []
+        directory.on_change(lambda change: states.append((change.kind, change.record.worker_id, change.record.state)))
+
+        async def late(*arguments: Any) -> Any:
+            message = await stored_message(*arguments)
+            await changing.announcer.set_state("sleeping")
+            await leaving.announcer.withdraw()
+            await directory.wait_for(lambda workers: "a" in workers and workers["a"].state == "sleeping", 30)
+            await until(lambda: "b" not in directory.workers)
+            return message
+
+        monkeypatch.setattr(nats, "stored_message", late)
+        await directory.start()
+        assert list(directory.workers) == ["a"]
+        assert ("changed", "a", "ready") not in states
+        await directory.close()
+
+
 async def test_a_worker_that_falls_silent_is_gone_after_its_time_to_live(
     nats_server: NatsServer, directory: Directory
 ) -> None:
