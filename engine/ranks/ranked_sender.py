@@ -123,9 +123,8 @@ class RankedSender:
             if self._closed:
                 return
             self._closed = True
-        told = self._ranks.tell(CloseSender())
-        self._own.close()
-        self._ranks.wait_done(told, CLOSE_TIMEOUT_S)
+        self._own.close()  # first: what the decode worker says when another rank's link ends is no reason of ours
+        self._ranks.wait_done(self._ranks.tell(CloseSender()), CLOSE_TIMEOUT_S)
         with self._changed:  # all parts have ended, but reports may be on their way
             self._changed.wait_for(lambda: not self._open, CLOSE_TIMEOUT_S)
 

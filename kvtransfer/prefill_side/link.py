@@ -153,8 +153,9 @@ class Link:
             return
         if push.stop is not None:
             writer.settle_all()
-            dialled.channel.send(push.stop)  # also when the push was not begun: its lease ends sooner
+            # Ended before it is sent: another rank may hear at once that its part has no lease, and that is no reason.
             self._finish(push, ok=False, reason=push.reason)
+            dialled.channel.send(push.stop)  # also when the push was not begun: its lease ends sooner
         elif not push.begun:
             self._begin(push, dialled)
         else:
@@ -267,7 +268,7 @@ class Link:
                     self._stop(push, wire.Drained(message.transfer_id), message.reason)
         # Nothing of a rejected push was read, and nothing of a committed one is left to read.
         if isinstance(message, wire.Reject):
-            self._finish(push, ok=False, reason=message.reason)
+            self._finish(push, ok=False, reason=push.reason or message.reason)
         elif isinstance(message, wire.Committed):
             self._finish(push, ok=True, reason="")
 

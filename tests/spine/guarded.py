@@ -131,7 +131,9 @@ def guarded_service(folder: Path, **security: Any) -> Iterator[Guarded]:
         pids = {one.pid for one in service.processes()}
         yield service
         process.terminate()
+        told = process.stdout.read()
         assert process.wait(60) == ExitCode.OK
+        assert '"lost"' not in told, told + (folder / "up.log").read_text()
         assert not list((folder / "baton").iterdir())
     finally:
         process.kill()
