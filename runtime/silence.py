@@ -1,4 +1,4 @@
-"""Tells a process that hangs from one that merely waits for a core."""
+"""Tells a process that hangs from one that merely waits for a core or a disk."""
 
 import contextlib
 from pathlib import Path
@@ -12,7 +12,7 @@ class Silence:
 
     We count our looks and read no clock: after a time in which we did not run either, the process is not silent for
     longer than one look. The first look counts nothing, because the process may have been heard just before it. What it
-    waits for a core in the second half of the limit is taken off, so that the limit follows the load.
+    waits for a core or a disk in the second half of the limit is taken off, so that the limit follows the load.
     """
 
     def __init__(self, look_s: float, limit_s: float, pid: int | None) -> None:
@@ -23,7 +23,7 @@ class Silence:
         self.heard()
 
     def heard(self) -> None:
-        self._looks = self._looks_without_core = 0
+        self._looks = self._looks_held_up = 0
         self._times_s: tuple[float, float] | None = None
 
     def look(self) -> bool:
@@ -38,10 +38,10 @@ class Silence:
         """The kernel counts a wait when it ends, so the present one counts by our looks."""
         ran_s, waited_s = _core_times(proc)
         last_s, first_s = self._times_s or (ran_s, waited_s)
-        waits = self._times_s is not None and ran_s == last_s and _can_run(proc)
-        self._looks_without_core = self._looks_without_core + 1 if waits else 0
+        waits = self._times_s is not None and ran_s == last_s and _is_held_up(proc)
+        self._looks_held_up = self._looks_held_up + 1 if waits else 0
         self._times_s = ran_s, first_s
-        return waited_s - first_s + self._looks_without_core * self._look_s
+        return waited_s - first_s + self._looks_held_up * self._look_s
 
 
 def _core_times(proc: Path) -> tuple[float, float]:
@@ -53,7 +53,8 @@ def _core_times(proc: Path) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _can_run(proc: Path) -> bool:
+def _is_held_up(proc: Path) -> bool:
+    """By the kernel, which has no core for it, or a disk that does not answer."""
     with contextlib.suppress(OSError):
-        return (proc / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+        return (proc / "stat").read_text().rpartition(")")[2].split()[0] in ("R", "D")
     return False
