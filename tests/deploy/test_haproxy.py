@@ -95,7 +95,8 @@ async def ask(front: str, stop: asyncio.Event) -> int:
 
 
 async def stream(front: str, begun: asyncio.Event) -> int:
-    """Reads a stream to its end, and where it breaks off goes on behind the last event. Returns its tokens."""
+    """Reads a stream to its end, and where it breaks off goes on behind the last event; after a 502 as `ask` does.
+    Returns its tokens."""
     body = {"prompt": [1, 2, 3], "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "return_token_ids": True}
     headers, tokens, whole = {"accept": "text/event-stream"}, 0, False
     while not whole:
@@ -104,6 +105,8 @@ async def stream(front: str, begun: asyncio.Event) -> int:
                 httpx.AsyncClient(timeout=WAIT_S) as http,
                 http.stream("POST", f"http://{front}/v1/completions", json=body, headers=headers) as answer,
             ):
+                if answer.status_code == 502:
+                    continue
                 assert answer.status_code == 200, await answer.aread()
                 async for line in answer.aiter_lines():
                     name, _, value = line.partition(": ")
