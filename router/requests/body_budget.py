@@ -56,7 +56,7 @@ class BodyBudget:
         mine = self._taken[tenant] + num_bytes
         free = self.limit_bytes - self._taken.total() - num_bytes
         if num_bytes > 0 and mine > SHARE * free:
-            limit = f"the {self.limit_bytes} bytes of router.max_buffered_bytes"
+            limit = f"the {self.limit_bytes} bytes for all of them (32 times router.max_body_bytes)"
             raise UnavailableError(f"the bodies of other requests fill {limit}; try again later, or with a shorter one")
         self._taken[tenant] = mine
         if not mine:

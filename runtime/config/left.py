@@ -32,6 +32,7 @@ REPLACED = {
     "engine.prepare_sleep": "is gone: a worker takes the host memory at its first sleep, and keeps it for later ones",
     "engine.prefill_batch_tokens": "is gone: engine.max_batch_tokens holds for all workers, and steps are as long as "
     "planner.targets.itl_ms allows",
+    "router.max_buffered_bytes": "is 32 times router.max_body_bytes now: set that one",
     "engine.quantization": "is no key: engine.dtype takes fp8",
     "nats.token_file": "is gone: nats.credentials_file takes a file with a token, too",
     "telemetry": "is gone: the router sends traces where OTEL_EXPORTER_OTLP_ENDPOINT or "

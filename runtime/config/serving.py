@@ -49,6 +49,9 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     local_prefill_tokens: Count = 2**31 - 1
 
 
+BODIES_AT_ONCE: Final = 32  # of the largest that one request may have
+
+
 class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # Address that the router listens on. 127.0.0.1 is reachable from this machine only; another one wants keys of
     # clients (security.api_key_file), or security.insecure.
@@ -76,13 +79,12 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_window_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     # Seconds that a request waits for a worker to appear when there is none.
     no_worker_timeout_s: Seconds = 5.0
-    # Largest HTTP body or gRPC message.
+    # Largest HTTP body or gRPC message. 32 times as many bytes of all HTTP requests are in memory at once: bodies, and
+    # what is decoded of them until they are tokens; the first 64 KiB of each do not count. Beyond it a long body is
+    # refused with 503. A tenant holds at most three times what is free, so that one alone takes three quarters and none
+    # takes all. As many bytes again are for gRPC messages, until they are decoded; beyond it one that takes longer than
+    # a second is refused.
     max_body_bytes: Positive = 8 * 1024 * 1024
-    # Bytes of all HTTP requests that are in memory at once: bodies, and what is decoded of them until they are tokens;
-    # the first 64 KiB of each do not count. Beyond it a long body is refused with 503. A tenant holds at most three
-    # times what is free, so that one alone takes three quarters and none takes all. As many bytes again are for gRPC
-    # messages, until they are decoded; beyond it one that takes longer than a second is refused.
-    max_buffered_bytes: Positive = 256 * 1024 * 1024
     # Hosts from which the router fetches images that requests have by address: HOST, or HOST:PORT for another port than
     # 80 and 443. *.DOMAIN, and * for all, mean public addresses alone; inside a network a host must be named itself.
     # []: none, such requests are refused.
@@ -129,6 +131,11 @@ class RouterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # beside prefill workers runs a prompt itself or has it shipped, or a prefill worker keeps the answer, whichever
     # costs less.
     placement: PlacementConfig = PlacementConfig()
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """Of all bodies at once."""
+        return BODIES_AT_ONCE * self.max_body_bytes
 
     def __post_init__(self) -> None:
         if self.http_port == self.grpc_port != 0:

@@ -95,7 +95,7 @@ class Receiving:
                 finally:
                     del self._reading[clock]
         except TimeoutError as error:
-            limit = f"the {self._limit_bytes} bytes of router.max_buffered_bytes"
+            limit = f"the {self._limit_bytes} bytes for all of them (32 times router.max_body_bytes)"
             problem = f"the messages of other requests fill {limit}, and this one did not come within {PATIENCE_S} s"
             raise UnavailableError(f"{problem}; try again later") from error
         return None if data is grpc.aio.EOF else data

@@ -25,7 +25,7 @@ spare = Sparing(lines=2)
 
 BACKLOG = 2048
 # Of HTTP that are open at once, and of gRPC likewise; fewer where this process may not have as many open files. Each
-# can fill 128 KiB with what router.max_buffered_bytes does not count (64 KiB of head, 64 KiB of body): 512 MiB in all.
+# can fill 128 KiB with what the budget for bodies does not count (64 KiB of head, 64 KiB of body): 512 MiB in all.
 MAX_CONNECTIONS = 4096
 RETRY_ACCEPT_S = 0.5
 AT_ONCE = (

@@ -151,6 +151,7 @@ def test_serving_yaml_is_what_baton_config_prints() -> None:
         ({"transfer": {"connect_timeout_s": 9.0}}, "transfer.connect_timeout_s", "is a constant now"),
         ({"nats": {"token_file": "x"}}, "nats.token_file", "nats.credentials_file takes"),
         ({"engine": {"quantization": "fp8"}}, "engine.quantization", "engine.dtype takes fp8"),
+        ({"router": {"max_buffered_bytes": 1}}, "router.max_buffered_bytes", "is 32 times router.max_body_bytes now"),
     ],
 )
 def test_a_key_that_left_is_refused_with_what_replaced_it(data: Any, key: str, told: str) -> None:

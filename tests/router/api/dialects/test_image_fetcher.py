@@ -179,7 +179,7 @@ async def test_a_slow_server_is_not_waited_for(
 
 
 async def test_what_is_fetched_counts_among_the_bytes_of_bodies(pictures: Pictures, fetch: FetchImage) -> None:
-    with pytest.raises(UnavailableError, match="max_buffered_bytes"):
+    with pytest.raises(UnavailableError, match=r"32 times router\.max_body_bytes"):
         await fetched(fetch, pictures.at("endless"), budget_bytes=32 * 1024)
 
 

@@ -64,7 +64,7 @@ async def test_long_bodies_share_a_budget_and_short_ones_need_none(server: HttpS
         assert answer.status_code == 200, "a short request goes past"
         refusal = await http.post("/v1/completions", content=LONG)
         assert refusal.status_code == 503
-        assert "fill the 400000 bytes of router.max_buffered_bytes; try again later" in refusal.text
+        assert "fill the 400000 bytes for all of them (32 times router.max_body_bytes); try again later" in refusal.text
         for door in OTHER_DOORS:
             assert (await http.post(door, content=LONG)).status_code == 503, "all doors share the budget"
         for _, writer in held:
