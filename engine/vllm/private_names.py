@@ -175,13 +175,14 @@ def missing(names: Iterable[Name] = NAMES) -> Iterator[Name]:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Also for a field that has no default, one that only __init__ sets, a key of a TypedDict, and an argument."""
+    """Also for a field that has no default, one that only __init__ or __post_init__ sets, a key of a TypedDict, and an
+    argument."""
     tables = ("__dataclass_fields__", "__struct_fields__", "__required_keys__", "__optional_keys__")
-    made = getattr(getattr(owner, "__init__", None), "__code__", None)
+    makers = (getattr(getattr(owner, maker, None), "__code__", None) for maker in ("__init__", "__post_init__"))
     called = getattr(owner, "__code__", None)
     return (
         hasattr(owner, name)
         or any(name in getattr(owner, table, ()) for table in tables)
-        or (made is not None and name in made.co_names)
+        or any(made is not None and name in made.co_names for made in makers)
         or (called is not None and name in called.co_varnames[: called.co_argcount + called.co_kwonlyargcount])
     )

@@ -1,6 +1,7 @@
 """Names of vLLM: none is used without being listed, and one that is missing is told with what is off for it."""
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -45,10 +46,17 @@ class Row(TypedDict):
     key: int
 
 
+@dataclass
+class Late:
+    def __post_init__(self) -> None:
+        self.known_later = 1
+
+
 def test_what_is_missing_is_found_in_modules_classes_fields_and_arguments() -> None:
     there = [GOOD, Name("datetime:date.today", "a method"), Name(f"{HERE}:SHARING", "a name")]
     there += [Name("decimal:Context.prec", ""), Name("threading:Thread._target", "a field that __init__ sets")]
     there += [Name(f"{HERE}:check_names.needed", "an argument"), Name(f"{__name__}:Row.key", "of a TypedDict")]
+    there += [Name(f"{__name__}:Late.known_later", "a field that __post_init__ sets")]
     gone = [Name("no_such:x", ""), Name(f"{HERE}:no_such", ""), Name(f"{HERE}:Name.no_such", "")]
     gone += [Name(f"{HERE}:check_names.lacking", "a local variable"), Name(f"{__name__}:Row.no_such", "")]
     assert list(missing([*there, *gone])) == gone
