@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--attention", choices=["auto", "triton", "flash"], default="auto")
     parser.add_argument("--fp8", action="store_true", help="weights of 8 bits")
+    parser.add_argument("--kv-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--profile", action="store_true", help="where the time of a step goes, by kind of kernel")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -188,13 +189,13 @@ def main() -> None:
 
     device = torch.device("cuda", 0)
     config = SHAPES[arguments.model]
-    attention = EngineConfig(attention=arguments.attention)
+    attention = EngineConfig(attention=arguments.attention, kv_dtype=arguments.kv_dtype)
     flash = resolve_attention(attention, config, device, torch.bfloat16) == "flash"
     gpu = build_on_gpu(
         config,
         RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device), fp8=arguments.fp8),
         frozenset(),
-        dtype="bfloat16",
+        kv_dtype=attention.stored_dtype("bfloat16"),
         block_size=arguments.block_size,
         kv_bytes=None,
         max_batch_tokens=arguments.max_batch_tokens,
@@ -243,7 +244,7 @@ def _write(
         "profiles": profiles,
     }
     only = "" if arguments.section == ",".join(SECTIONS) else "-" + arguments.section.replace(",", "-")
-    bits = "-fp8" if arguments.fp8 else ""
+    bits = ("-fp8" if arguments.fp8 else "") + ("-kv8" if arguments.kv_dtype == "fp8" else "")
     name = f"engine-{arguments.model}{bits}-block{arguments.block_size}{only}{'-flash' if flash else ''}.json"
     write_result(arguments.out / name, document)
 

@@ -4,8 +4,8 @@
 
 The first row of the table is what the others are compared with: float32 on a CPU, bfloat16 on a GPU. A CPU computes
 `engine.dtype: fp8` with exact activations; `rows in 8 bits` rounds them, too, as a GPU does where it has more than two
-rows. Each window of a page is a prompt of its own; an answer begins behind the first tokens of one. Ends with 1 when
-the perplexity of a row is more than 1 % above the first one's.
+rows. `KV in 8 bits` is `engine.kv_dtype: fp8`. Each window of a page is a prompt of its own; an answer begins behind
+the first tokens of one. Ends with 1 when the perplexity of a row is more than 1 % above the first one's.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -36,6 +36,7 @@ GOAL = 1.01
 PAGES = ("README.md", "docs/operating.md")
 WINDOW, BEGINNING, ANSWER = 1024, 64, 64  # tokens
 ROUNDED = "fp8, rows in 8 bits"
+KV = ", KV in 8 bits"
 
 
 class RoundedRows(TorchOperations):
@@ -54,7 +55,9 @@ class RoundedRows(TorchOperations):
 
 
 def engine_of(files: ModelFiles, name: str, device: str) -> Engine:
-    config = EngineConfig(device=device, dtype=name.split(",")[0], kv_memory="1GiB", max_batch_tokens=WINDOW)
+    kv_dtype: Literal["auto", "fp8"] = "fp8" if name.endswith(KV) else "auto"
+    dtype: Any = name.split(",")[0]
+    config = EngineConfig(device=device, dtype=dtype, kv_dtype=kv_dtype, kv_memory="1GiB", max_batch_tokens=WINDOW)
     model = load_model(files, config)
     if name == ROUNDED:
         for layer in model.runner._model.layers:  # type: ignore[attr-defined]
@@ -100,7 +103,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     expected: list[list[int]] = []
     on_cpu = arguments.device == "cpu"
-    for name in ("float32", "fp8", ROUNDED) if on_cpu else ("bfloat16", "fp8"):
+    plain = "float32" if on_cpu else "bfloat16"
+    for name in (plain, plain + KV, "fp8", "fp8" + KV, *([ROUNDED] if on_cpu else [])):
         engine = engine_of(files, name, arguments.device)
         _, scores = run(engine, windows, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0))
         greedy = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)

@@ -180,7 +180,7 @@ def build(folder: Path, options: argparse.Namespace) -> Decodes:
             config,
             RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),
             frozenset(),
-            dtype="bfloat16",
+            kv_dtype="bfloat16",
             block_size=block_size,
             kv_bytes=None,
             max_batch_tokens=16384,

@@ -327,7 +327,7 @@ def main() -> None:
         shape,
         RandomWeights(Shard(shape, 0, 1), torch.bfloat16, memory_of(DEVICE)),
         frozenset(),
-        dtype="bfloat16",
+        kv_dtype="bfloat16",
         block_size=BLOCK_SIZE,
         kv_bytes=NUM_BLOCKS * slot_bytes,
         max_batch_tokens=8192,

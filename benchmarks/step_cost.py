@@ -199,7 +199,7 @@ def build(model: str, max_tokens: int, max_running: int) -> tuple[Steps, dict[st
         config,
         RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),
         frozenset(),
-        dtype="bfloat16",
+        kv_dtype="bfloat16",
         block_size=64,
         kv_bytes=None,
         max_batch_tokens=max_tokens,

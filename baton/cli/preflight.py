@@ -156,7 +156,7 @@ def _check_machine(config: ServingConfig, machines: Machines, beside: int) -> No
 
 
 def _check_engine(engine: EngineConfig, files: ModelFiles, on_gpu: bool) -> None:
-    dtype = served_dtype(files.config.dtype, engine.dtype, on_gpu=on_gpu)
+    dtype = engine.stored_dtype(served_dtype(files.config.dtype, engine.dtype, on_gpu=on_gpu))
     model = shard_of(files.config, 0, engine.tensor_parallel).config
     layout = SlabLayout(model.num_layers, 1, model.num_kv_heads, engine.block_size, model.head_dim, dtype)
     check_least(engine, files, layout)

@@ -50,7 +50,8 @@ def build_cuda_runner(
     flash: bool,
     collective: Collective | None = None,
 ) -> CudaRunner:
-    """A runner on the slab's device, in its dtype; CudaRunner.capture records its CUDA graphs. Raises ModelError.
+    """A runner on the slab's device, in the weights' dtype; CudaRunner.capture records its CUDA graphs. Raises
+    ModelError.
 
     `config` is the whole model's; with several ranks, `weights` and `slab` are this rank's.
     """
@@ -64,8 +65,8 @@ def build_cuda_runner(
     sampled = torch.zeros(max_batch_tokens, dtype=torch.int32, device=device)
     operations: Operations = TritonOperations(sampled)
     if collective is not None:
-        few_rows = make_peer_sum(collective, device, slab.dtype, config.hidden_size)
-        many_rows = make_peer_push(collective, device, slab.dtype, max_batch_tokens, config.hidden_size)
+        few_rows = make_peer_sum(collective, device, weights.dtype, config.hidden_size)
+        many_rows = make_peer_push(collective, device, weights.dtype, max_batch_tokens, config.hidden_size)
         operations = ShardedOperations(operations, collective, few_rows, many_rows)
     model = MODELS[config.architecture](config, weights, operations, shard.vocabulary)
     scratch = DecodeScratch.allocate(
@@ -77,7 +78,7 @@ def build_cuda_runner(
         table_words=max_running * -(-max_model_len // block_size),
         block_size=block_size,
         programs_at_once=programs_at_once,
-        query_tile=query_tile(slab.dtype),
+        query_tile=query_tile(weights.dtype),
         table_from=attentions[0].table_from,
         window=max(config.windows, default=0),
         device=device,
@@ -116,7 +117,7 @@ def build_on_gpu(
     weights: TensorSource,
     eos_token_ids: frozenset[int],
     *,
-    dtype: str,
+    kv_dtype: str,
     block_size: int,
     kv_bytes: int | None,
     max_batch_tokens: int,
@@ -138,7 +139,7 @@ def build_on_gpu(
     """
     device = torch.device("cuda", torch.cuda.current_device())
     num_kv_heads = len(own_shard(config, collective).kv_heads)
-    one_block = SlabLayout(config.num_layers, 1, num_kv_heads, block_size, config.head_dim, dtype)
+    one_block = SlabLayout(config.num_layers, 1, num_kv_heads, block_size, config.head_dim, kv_dtype)
     driver = memory_of(device)
     probe = Slab(one_block, driver)
     runner = build_cuda_runner(

@@ -163,7 +163,7 @@ class CudaRunner:
         if self._is_cuda:
             self._warm_up()
             shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
-            self._logits = torch.empty(shape, dtype=self._slab.dtype, device=self._slab.device)
+            self._logits = torch.empty(shape, dtype=self._model.embeddings.dtype, device=self._slab.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
             self._draw_masked(self._buffer.decode_shape(1), self._logits, 1, self._masks.received(1))  # compiles
         if self._collective is None:  # because graphs of parts would break PeerSum's turns

@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels import decode_pieces
 from engine.kernels.dependent_launch import dependent_launch
-from engine.kernels.rotate_store import Rotation
+from engine.kernels.rotate_store import Rotation, store
 from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
@@ -76,9 +76,9 @@ def decode_attention(
 ) -> Tensor:
     """queries, with contiguous last two dimensions -> [rows, heads, head_dim], in `out` if given.
 
-    layer_cache: [blocks, kv_heads, 2, block_size, head_dim]. Rows without a piece are undefined. With `rotation`,
-    `queries` holds keys and values too, [rows, heads + 2 * kv_heads, head_dim], which are stored. Invariant: `plan` is
-    that of the scores' window.
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim], of their dtype or of float8_e4m3fn. Rows without a piece
+    are undefined. With `rotation`, `queries` holds keys and values too, [rows, heads + 2 * kv_heads, head_dim], which
+    are stored. Invariant: `plan` is that of the scores' window.
     """
     rows, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
@@ -226,7 +226,7 @@ def _decode(
             )
             if QUERY_SCALES:
                 query *= tl.load(query_scales + tl.load(positions + row))
-            query = query.to(cache.dtype.element_ty)
+            query = query.to(queries.dtype.element_ty)
             if end > tl.load(positions + row):  # the newest token is in this piece
                 slot = tl.load(slots + row).to(tl.int64)
                 new = heads_of_row + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1)[:, None]) * HEAD_DIM
@@ -234,8 +234,9 @@ def _decode(
                 value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
                 to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
                 to = cache + to * HEAD_DIM + dims[None, :]
-                tl.store(to, key.to(cache.dtype.element_ty))
-                tl.store(to + BLOCK_SIZE * HEAD_DIM, value)
+                is_dim = dims[None, :] < HEAD_DIM
+                store(to, key, is_dim)
+                store(to + BLOCK_SIZE * HEAD_DIM, value, is_dim)
                 tl.debug_barrier()  # because other threads read the stores below
         else:
             query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
@@ -264,14 +265,14 @@ def _decode(
                 bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
                 offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
             keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=valid[None, :], other=0.0)
-            scores = capped(tl.dot(query, keys, input_precision=PRECISION) * scale, SOFTCAP)
+            scores = capped(tl.dot(query, keys.to(query.dtype), input_precision=PRECISION) * scale, SOFTCAP)
             scores = tl.where(valid[None, :], scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, axis=1))
             weights = tl.exp2(scores - new_best[:, None])
             shrink = tl.exp2(best - new_best)
             total = total * shrink + tl.sum(weights, axis=1)
             at_values = cache + BLOCK_SIZE * HEAD_DIM + offsets[:, None] + dims[None, :]
-            values = tl.load(at_values, mask=valid[:, None], other=0.0)
+            values = tl.load(at_values, mask=valid[:, None], other=0.0).to(query.dtype)
             result = result * shrink[:, None]
             result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
             best = new_best

@@ -51,7 +51,8 @@ def prefill_attention(
 ) -> Tensor:
     """queries, with contiguous last two dimensions -> [tokens, heads, head_dim], in `out` if given.
 
-    layer_cache: [blocks, kv_heads, 2, block_size, head_dim], the chunks' own keys and values included.
+    layer_cache: [blocks, kv_heads, 2, block_size, head_dim], of their dtype or of float8_e4m3fn, the chunks' own keys
+    and values included.
     """
     tokens, heads, head_dim = queries.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
@@ -204,7 +205,7 @@ def _attend(
             keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=(tokens < end)[None, :], other=0.0)
         else:
             keys = tl.load(cache + offsets[None, :] + dims[:, None])
-        scores = capped(tl.dot(query, keys, input_precision=PRECISION) * scale, SOFTCAP)
+        scores = capped(tl.dot(query, keys.to(query.dtype), input_precision=PRECISION) * scale, SOFTCAP)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
             if WINDOW > 0:
@@ -220,6 +221,6 @@ def _attend(
         else:
             values = tl.load(at_values)
         result = result * shrink[:, None]
-        result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
+        result = tl.dot(weights.to(query.dtype), values.to(query.dtype), result, input_precision=PRECISION)
         best = new_best
     return best, total, result

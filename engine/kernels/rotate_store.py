@@ -31,7 +31,7 @@ class Rotation(msgspec.Struct, frozen=True):
 
 def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor:
     """Returns the queries [tokens, heads, head_dim], written over their part of `qkv` [tokens, heads + 2 * kv_heads,
-    head_dim]. layer_cache: [blocks, kv_heads, 2, block_size, head_dim]."""
+    head_dim]. layer_cache: [blocks, kv_heads, 2, block_size, head_dim], of their dtype or of float8_e4m3fn."""
     tokens, total, head_dim = qkv.shape
     _, kv_heads, _, block_size, _ = layer_cache.shape
     heads = total - 2 * kv_heads
@@ -127,17 +127,27 @@ def _rotate_store(
             keys = row + (HEADS + heads) * HEAD_DIM
             first, second = _rotated(keys + dims, mask, cos, sin, key_norm, dims, in_half, eps, HALF, NORMS)
             to = cache + ((slot // BLOCK_SIZE * KV_HEADS + heads) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * HEAD_DIM
-            tl.store(to + dims, first.to(cache.dtype.element_ty), mask=mask)
-            tl.store(to + dims + HALF, second.to(cache.dtype.element_ty), mask=mask)
+            store(to + dims, first, mask)
+            store(to + dims + HALF, second, mask)
             values, to_values = keys + KV_HEADS * HEAD_DIM, to + BLOCK_SIZE * HEAD_DIM
-            tl.store(to_values + dims, tl.load(values + dims, mask=mask), mask=mask)
-            tl.store(to_values + dims + HALF, tl.load(values + dims + HALF, mask=mask), mask=mask)
+            store(to_values + dims, tl.load(values + dims, mask=mask), mask)
+            store(to_values + dims + HALF, tl.load(values + dims + HALF, mask=mask), mask)
             if TAIL_PADDED > 0:
                 at_tail, tail_mask = _tail(keys, heads < KV_HEADS, HEAD_DIM, HALF, TAIL_PADDED)
                 to_tail, _ = _tail(to, heads < KV_HEADS, HEAD_DIM, HALF, TAIL_PADDED)
-                tl.store(to_tail, tl.load(at_tail, mask=tail_mask), mask=tail_mask)
-                tail = tl.load(at_tail + KV_HEADS * HEAD_DIM, mask=tail_mask)
-                tl.store(to_tail + BLOCK_SIZE * HEAD_DIM, tail, mask=tail_mask)
+                store(to_tail, tl.load(at_tail, mask=tail_mask), tail_mask)
+                store(
+                    to_tail + BLOCK_SIZE * HEAD_DIM, tl.load(at_tail + KV_HEADS * HEAD_DIM, mask=tail_mask), tail_mask
+                )
+
+
+@triton.jit
+def store(to, values, mask):
+    """Stores keys or values in a cache. 8 bits reach to 448: what is beyond becomes that."""
+    kept: tl.constexpr = to.dtype.scalar.element_ty
+    if kept == tl.float8e4nv:
+        values = tl.clamp(values.to(tl.float32), -448.0, 448.0)
+    tl.store(to, values.to(kept), mask=mask)
 
 
 @triton.jit

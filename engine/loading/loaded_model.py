@@ -42,6 +42,7 @@ class LoadedModel:
     runner: RankRunner
     slab: Slab
     memory: ModelMemory
+    dtype: torch.dtype  # that the model computes in
     collective: Collective | None = None  # of several ranks
 
     def sender(self, identity: SlabIdentity, config: TransferConfig, key: ClusterKey | None) -> KvSender:
@@ -55,7 +56,7 @@ class LoadedModel:
     def receive(self, name: str, shape: tuple[int, ...]) -> None:
         """Another rank than 0: takes part in rank 0's broadcast of a whole tensor, and keeps its part."""
         assert self.collective is not None
-        whole = torch.empty(shape, dtype=self.slab.tensor.dtype, device=self.slab.tensor.device)
+        whole = torch.empty(shape, dtype=self.dtype, device=self.slab.tensor.device)
         self.collective.broadcast(whole.view(torch.uint8))
         self.memory.replace(name, whole)
 
@@ -87,14 +88,14 @@ def load_model(
     if attention == "torch":
         slab = Slab(slab_layout(files, config, collective), driver)
         runner = build_runner(files, config, slab.tensor, weights, collective)
-        return LoadedModel(runner, slab, ModelMemory(weights, slab), collective)
+        return LoadedModel(runner, slab, ModelMemory(weights, slab), dtype, collective)
     from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
 
     gpu = build_on_gpu(
         files.config,
         weights,
         files.eos_token_ids,
-        dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=config.stored_dtype(str(dtype).removeprefix("torch.")),
         block_size=config.block_size,
         kv_bytes=None if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory"),
         gpu_share=config.gpu_share,
@@ -106,4 +107,4 @@ def load_model(
         collective=collective,
     )
     memory = ModelMemory(weights, gpu.slab)
-    return LoadedModel(gpu.runner, gpu.slab, memory, collective)
+    return LoadedModel(gpu.runner, gpu.slab, memory, dtype, collective)

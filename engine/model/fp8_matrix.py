@@ -1,4 +1,4 @@
-"""Matrices of 8-bit numbers with scales, and how numbers are rounded to them (`engine.dtype: fp8`)."""
+"""Matrices of 8-bit numbers with scales (`engine.dtype: fp8`); KV has such numbers without (`engine.kv_dtype: fp8`)."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -26,7 +26,7 @@ class RandomWeights(TensorSource):
         shapes = _Shapes(dtype, fp8)
         MODELS[shard.config.architecture](shard.config, shapes, TorchOperations(), shard.vocabulary)
         self.memory = self._range = MemoryRange(driver, shapes.nbytes)
-        self._dtype = dtype
+        self.dtype = dtype
         self._fp8 = fp8
         self._seed = seed
         self._generator = torch.Generator(self._range.bytes().device).manual_seed(seed)
@@ -34,7 +34,7 @@ class RandomWeights(TensorSource):
 
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
         shape = _stacked(shapes)
-        values = self._range.tensor(shape, self._dtype)
+        values = self._range.tensor(shape, self.dtype)
         is_table = any("embed_tokens" in name for name in shapes)
         deviation = 0.1 if len(shape) == 1 else 1.0 if is_table else shape[-1] ** -0.5
         self._placed.append((values, float(len(shape) == 1), deviation))
@@ -73,11 +73,11 @@ class _Shapes(TensorSource):
 
     def __init__(self, dtype: torch.dtype, fp8: bool) -> None:
         self.nbytes = 0
-        self._dtype = dtype
+        self.dtype = dtype
         self._fp8 = fp8
 
     def take_fused(self, shapes: dict[str, tuple[int, ...]]) -> Tensor:
-        values = torch.empty(_stacked(shapes), dtype=self._dtype, device="meta")
+        values = torch.empty(_stacked(shapes), dtype=self.dtype, device="meta")
         self.nbytes += padded_bytes(values.nbytes)
         return values
 

@@ -37,6 +37,7 @@ log = structlog.get_logger()
 class TensorSource:
     """Where a model takes its tensors from, each once: a folder, or random numbers."""
 
+    dtype: torch.dtype  # of all tensors that are not in 8 bits
     memory: MemoryRange | None = None  # that holds the tensors, unless they lie in mapped files
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -130,7 +131,7 @@ class Weights(TensorSource):
         when a file is missing or malformed, UnavailableError when there is no room."""
         self._shard = shard
         self._model = str(folder)
-        self._dtype = dtype
+        self.dtype = dtype
         self._checkpoint = Checkpoint(folder)
         self._entries = self._checkpoint.entries  # that the model has not taken
         self._loaded_bytes = 0
@@ -177,9 +178,9 @@ class Weights(TensorSource):
 
     def _new_matrix(self, rows: int, columns: int, group: int) -> Weight:
         if self.memory is None:
-            return torch.empty(rows, columns, dtype=self._dtype)
+            return torch.empty(rows, columns, dtype=self.dtype)
         if not self._keeps_fp8:
-            return self.memory.tensor((rows, columns), self._dtype)
+            return self.memory.tensor((rows, columns), self.dtype)
         values = self.memory.tensor((rows, columns), F8)
         return Fp8Matrix(values, self.memory.tensor((rows, columns // group), torch.float32))
 
@@ -196,15 +197,15 @@ class Weights(TensorSource):
         first, last = entries[0], entries[-1]
         rows = sum(entry.shape[0] for entry in entries)
         if self.memory is not None:
-            fused = self.memory.tensor((rows, *first.shape[1:]), self._dtype)
+            fused = self.memory.tensor((rows, *first.shape[1:]), self.dtype)
             for part, entry in zip(torch.split(fused, [entry.shape[0] for entry in entries]), entries, strict=True):
                 part.copy_(loaded(entry))
             self._tell(fused.nbytes, self.memory.nbytes)
             return fused
         if all(entry.follows(before) for before, entry in itertools.pairwise(entries)):
             whole = dataclasses.replace(first, shape=(rows, *first.shape[1:]), end=last.end)
-            return loaded(whole).to(self._dtype).contiguous()
-        return torch.cat([loaded(entry).to(self._dtype) for entry in entries])
+            return loaded(whole).to(self.dtype).contiguous()
+        return torch.cat([loaded(entry).to(self.dtype) for entry in entries])
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         self._ignored = set(ignored)
@@ -375,7 +376,7 @@ class Weights(TensorSource):
             num_elements = num_elements // part.whole * len(part.held)
         group = self._groups.get(name, 0)
         if not group or not self._keeps_fp8:
-            return padded_bytes(num_elements * self._dtype.itemsize)
+            return padded_bytes(num_elements * self.dtype.itemsize)
         return padded_bytes(num_elements) + padded_bytes(num_elements // group * torch.float32.itemsize)
 
     def _group(self, name: str, entry: Entry) -> int:

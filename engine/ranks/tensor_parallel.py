@@ -186,8 +186,7 @@ class TensorParallelModel:
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
 
     def _share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        like = self.slab.tensor
-        whole = tensor.detach().to(like.device, like.dtype).contiguous()
+        whole = tensor.detach().to(self.slab.tensor.device, self.own.dtype).contiguous()
         self.ranks.tell(TakeTensor(name, tuple(whole.shape)))
         assert self.ranks.collective is not None
         self.ranks.collective.broadcast(whole.view(torch.uint8))

@@ -19,17 +19,20 @@ _FP8_FROM = (8, 9)  # compute capability
 def resolve_attention(
     config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Literal["torch", "triton", "flash"]:
-    """The backend that runs; `auto` takes the fastest. Raises ConfigError when the one asked for cannot run."""
+    """The backend that runs; `auto` takes the fastest. Raises ConfigError when the one asked for cannot run, or the
+    device has no KV in 8 bits."""
+    if config.kv_dtype == "fp8" and not _has_fp8(device):
+        raise ConfigError("engine.kv_dtype", "'fp8' needs a GPU of compute capability 8.9 (Ada, Hopper) or a CPU: auto")
     is_rotated_whole = model.rope.dim == model.head_dim or not FAMILIES[model.architecture].has_head_norms
     fits = model.head_dim in TRITON_HEAD_DIMS and is_rotated_whole
     has_triton = device.type == "cuda" and find_spec("triton") is not None and fits
     is_plain = model.has_plain_scores and model.head_dim <= _FLASH_HEAD_DIM
-    has_flash = has_triton and is_plain and flash_is_available(device, dtype)
+    has_flash = has_triton and is_plain and config.kv_dtype == "auto" and flash_is_available(device, dtype)
     if config.attention == "auto":
         return "flash" if has_flash else "triton" if has_triton else "torch"
     if (config.attention == "triton" and not has_triton) or (config.attention == "flash" and not has_flash):
         scores = "" if model.has_plain_scores else ", with windows, soft caps or sinks"
-        heads = f"heads of {model.head_dim}{scores}"
+        heads = f"heads of {model.head_dim}{scores}" + (", with KV in 8 bits" if config.kv_dtype == "fp8" else "")
         problem = f"{config.attention!r} is not available on {device.type} for {dtype} and {heads}"
         raise ConfigError("engine.attention", problem)
     return config.attention
@@ -67,5 +70,8 @@ def dtype_name(published: str, config: EngineConfig, device: torch.device) -> st
 def keeps_fp8(config: EngineConfig, attention: str, device: torch.device) -> bool:
     """Whether weights lie in memory as 8-bit numbers, which the Triton operations multiply on Ada, Hopper and newer;
     elsewhere as the values of such numbers."""
-    is_able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_FROM
-    return config.dtype == "fp8" and attention != "torch" and is_able
+    return config.dtype == "fp8" and attention != "torch" and device.type == "cuda" and _has_fp8(device)
+
+
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= _FP8_FROM

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.attention import HeadNorms, LayerAttention, Span
+from engine.model.fp8_matrix import F8, F8_MAX
 from engine.model.rope import RotaryEmbedding, rotate
 from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.families import FAMILIES
@@ -74,7 +75,7 @@ class TorchAttention:
         self._dtype = dtype
         self._device = device
         # Kept from call to call, because the page faults of new memory of this size take longer than attention.
-        self._gathered = torch.empty(0, layout.block_size * layout.head_dim, dtype=dtype, device=device)
+        self._gathered = torch.empty(0, layout.block_size * layout.head_dim, device=device)
         self._group_blocks = max(1, GATHER_BYTES // layout.block_bytes)
 
     def prepare(self, prefill: Run[Span], decode: Run[Span]) -> TorchMetadata:
@@ -103,10 +104,15 @@ class TorchAttention:
         queries, keys = queries_keys[:, : -self._kv_heads], queries_keys[:, -self._kv_heads :]
         if metadata.query_scales is not None:
             queries = queries * metadata.query_scales
-        rows = layer_cache.view(-1, self._head_dim)
-        rows.index_copy_(0, metadata.key_rows, keys.reshape(-1, self._head_dim))
-        rows.index_copy_(0, metadata.key_rows + self._block_size, values.reshape(-1, self._head_dim))
+        rows = _movable(layer_cache).view(-1, self._head_dim)
+        rows.index_copy_(0, metadata.key_rows, self._stored(keys, layer_cache))
+        rows.index_copy_(0, metadata.key_rows + self._block_size, self._stored(values, layer_cache))
         return queries
+
+    def _stored(self, heads: Tensor, layer_cache: Tensor) -> Tensor:
+        """Rows of `_movable(layer_cache)`."""
+        rows = heads.reshape(-1, self._head_dim)
+        return _movable(rows.clamp(-F8_MAX, F8_MAX).to(F8)) if layer_cache.dtype == F8 else rows
 
     def store_and_decode(
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: TorchMetadata
@@ -155,12 +161,13 @@ class TorchAttention:
 
     def _gather(self, layer_cache: Tensor, cache_rows: Tensor, size: int) -> Tensor:
         """[size, 2, kv_heads, padded length, head_dim]"""
-        rows = layer_cache.view(-1, self._block_size * self._head_dim)
+        rows = _movable(layer_cache).view(-1, self._block_size * self._head_dim)
         if len(cache_rows) > len(self._gathered):
             self._gathered = rows.new_empty(len(cache_rows), rows.shape[1])
         gathered = self._gathered[: len(cache_rows)]
         torch.index_select(rows, 0, cache_rows, out=gathered)
-        return gathered.view(size, 2, self._kv_heads, -1, self._head_dim)
+        values = gathered.view(size, 2, self._kv_heads, -1, self._head_dim)
+        return values.view(F8).to(self._dtype) if layer_cache.dtype == F8 else values
 
     def _key_rows(self, spans: Run[Span]) -> Tensor:
         block_size = self._block_size
@@ -221,6 +228,11 @@ class TorchAttention:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64, copy=False)).to(self._device)
+
+
+def _movable(values: Tensor) -> Tensor:
+    """As bytes, where torch cannot choose rows of the numbers."""
+    return values.view(torch.uint8) if values.dtype == F8 else values
 
 
 def torch_attentions(

@@ -122,7 +122,7 @@ def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective 
         num_kv_heads=model.num_kv_heads,
         block_size=config.block_size,
         head_dim=model.head_dim,
-        dtype=dtype_name(model.dtype, config, device),
+        dtype=config.stored_dtype(dtype_name(model.dtype, config, device)),
     )
     memory = _AUTO_KV_BYTES if is_auto(config.kv_memory) else parse_bytes(config.kv_memory, "engine.kv_memory")
     if memory < one_block.nbytes:
@@ -138,7 +138,7 @@ def build_runner(
     weights: TensorSource,
     collective: Collective | None = None,
 ) -> ModelRunner:
-    """A runner on the slab's device, in the slab's dtype. Raises ModelError.
+    """A runner on the slab's device, in the weights' dtype. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
     """
@@ -152,7 +152,7 @@ def build_runner(
     if collective is not None:
         operations = ShardedOperations(operations, collective)
     model = MODELS[files.config.architecture](shard.config, weights, operations, shard.vocabulary)
-    attentions = torch_attentions(files.config, layout, slab.dtype, slab.device)
+    attentions = torch_attentions(files.config, layout, weights.dtype, slab.device)
     return ModelRunner(model, attentions, slab, Sampler(files.eos_token_ids), collective)
 
 

@@ -58,8 +58,9 @@ def check_vllm(config: ServingConfig) -> None:
             raise ConfigError(f"engine.{name}", "vLLM has no such thing: leave it out, or set workers.engine: baton")
     if config.workers.per_process not in (None, 1):
         raise ConfigError("workers.per_process", "each worker with vLLM has a process of its own: leave it out")
-    if config.engine.dtype == "fp8":
-        raise ConfigError("engine.dtype", "fp8 is for Baton's own engine; vLLM takes `vllm: {quantization: fp8}`")
+    for key, theirs in (("dtype", "quantization"), ("kv_dtype", "kv_cache_dtype")):
+        if getattr(config.engine, key) == "fp8":
+            raise ConfigError(f"engine.{key}", f"fp8 is for Baton's own engine; vLLM takes `vllm: {{{theirs}: fp8}}`")
     for name, key in OWNED.items():
         if name in config.vllm:
             other = f"set {key} instead" if key else "Baton sets it; leave it out"

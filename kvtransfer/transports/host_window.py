@@ -55,7 +55,8 @@ class StagedBlocks:
         import torch  # here, because a worker whose slab lies in host memory needs no torch
 
         layout = slab.layout
-        self._tensor = slab.tensor[:, :, heads.start : heads.stop]  # [layers, blocks, heads, 2, block_size, head_dim]
+        words = slab.tensor.view(torch.int32)  # because torch cannot choose rows of each dtype
+        self._tensor = words[:, :, heads.start : heads.stop]  # [layers, blocks, heads, 2, block_size, words of a token]
         self._is_cuda = self._tensor.is_cuda
         shape = (min(piece_blocks(layout), layout.num_blocks), *self._tensor.shape[2:])
         self._staging = torch.empty(shape, dtype=self._tensor.dtype, pin_memory=self._is_cuda)

@@ -162,6 +162,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # fp8: projections in 8 bits, as the checkpoint has them or rounded row by row while it is read; all else in
     # bfloat16. A CPU computes with the same values in float32, a GPU before compute capability 8.9 in bfloat16.
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
+    # What keys and values are kept in: auto (what the model computes in), or fp8: 8 bits (e4m3 without scales), half of
+    # bfloat16's bytes in memory, on the wire and in the tiers. Prompts are then attended to with Triton, not with
+    # flash-attn. GPUs before compute capability 8.9 have no such numbers.
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     # auto, torch, triton or flash.
     attention: Literal["auto", "torch", "triton", "flash"] = "auto"
     # Tokens per KV block: 16, 32, 64 or 128. On a GPU 64 is fastest: decode attention 1-5 %, prefill attention 15 %
@@ -217,6 +221,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cache_per_tenant: bool = False
     # CPU threads per worker. 0: the cores of this machine divided by its workers, at least 1.
     threads: Threads = 0
+
+    def stored_dtype(self, computed: str) -> str:
+        """What keys and values are kept in where the model computes in `computed`."""
+        return "float8_e4m3fn" if self.kv_dtype == "fp8" else computed
 
 
 class MockConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -49,7 +49,7 @@ def interpreted_part(load: Load, rank: int) -> LoadedModel:
         collective=collective,
     )
     runner.capture()
-    return LoadedModel(runner, slab, ModelMemory(weights, slab))
+    return LoadedModel(runner, slab, ModelMemory(weights, slab), weights.dtype)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,7 +11,9 @@ import torch
 class Oracle:
     """A model of transformers on the CPU. Answers are kept, so several services can be compared with one run of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kv8: bool = False) -> None:
+        """kv8: it attends to keys and values in 8 bits."""
+        self._kv8 = kv8
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its own deprecations are not ours
             from transformers import AutoModelForCausalLM
@@ -25,8 +28,21 @@ class Oracle:
     def logits(self, tokens: list[int], last: int = 0) -> torch.Tensor:
         """Of the token after each of `tokens`, or of the `last` ones: float32 [number of these, vocab]"""
         with torch.inference_mode():
-            logits: torch.Tensor = self._model(torch.tensor([tokens]), logits_to_keep=last).logits[0]
+            logits: torch.Tensor = self._model(
+                torch.tensor([tokens]), logits_to_keep=last, past_key_values=self._cache()
+            ).logits[0]
         return logits
+
+    def _cache(self) -> Any:
+        """None: transformers' own."""
+        from transformers import DynamicCache
+
+        class Rounding(DynamicCache):
+            def update(self, keys: torch.Tensor, values: torch.Tensor, *others: Any, **more: Any) -> Any:
+                kept = (one.clamp(-448, 448).to(torch.float8_e4m3fn).to(one.dtype) for one in (keys, values))
+                return super().update(*kept, *others, **more)
+
+        return Rounding() if self._kv8 else None
 
     def greedy(
         self, prompt: list[int], max_tokens: int, ignore_eos: bool = False, guess: Sequence[int] = ()
@@ -42,7 +58,12 @@ class Oracle:
             with torch.inference_mode(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 output = self._model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **ends
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    past_key_values=self._cache(),
+                    max_new_tokens=max_tokens,
+                    do_sample=False,
+                    **ends,
                 )
             self._answers[key] = output[0, len(prompt) :].tolist()
         return self._answers[key]

@@ -65,6 +65,20 @@ async def test_answers_of_a_family_whose_layers_differ_equal_those_of_transforme
         await until_idle(service)
 
 
+async def test_answers_with_kv_in_8_bits_equal_those_of_transformers_with_such_a_cache(
+    tiny_model: Path, tiny_oracle: Oracle
+) -> None:
+    """Whoever computes a prompt, in whatever chunks."""
+    prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
+    engine, oracle = {"max_batch_tokens": 128, "kv_dtype": "fp8"}, Oracle(tiny_model, kv8=True)
+    async with running_service(tiny_model, prefill, 1, overrides, engine=engine) as service:
+        prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+        await equal_answers(service, oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
+        await equal_conversations(service, oracle, conversations=2, turns=3)
+        await until_idle(service)
+    assert [oracle.greedy(prompt, 24) for prompt in prompts] != [tiny_oracle.greedy(prompt, 24) for prompt in prompts]
+
+
 @pytest.mark.timeout(300)
 async def test_answers_of_smollm2_equal_those_of_transformers(smollm2_folder: Path, smollm2_oracle: Oracle) -> None:
     """Over one transport: bytes travel alike whatever the model."""

@@ -4,8 +4,10 @@ interpreter elsewhere."""
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
@@ -14,6 +16,7 @@ from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.kernels import small_linear
+from engine.model.fp8_matrix import F8
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
 from engine.sequences.batch import Runner
@@ -60,17 +63,21 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return write_model(tmp_path_factory, "qwen3")
 
 
-def slab(files: ModelFiles, device: torch.device, stale: float = float("nan")) -> torch.Tensor:
+def slab(
+    files: ModelFiles, device: torch.device, stale: float = float("nan"), dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     config = files.config
     shape = (config.num_layers, NUM_BLOCKS, config.num_kv_heads, 2, BLOCK_SIZE, config.head_dim)
-    return torch.full(shape, stale, device=device)
+    return torch.full(shape, stale, device=device).to(dtype)
 
 
-def cuda_runner(files: ModelFiles, max_batch_tokens: int = MAX_BATCH_TOKENS) -> CudaRunner:
+def cuda_runner(
+    files: ModelFiles, max_batch_tokens: int = MAX_BATCH_TOKENS, kv_dtype: torch.dtype = torch.float32
+) -> CudaRunner:
     runner = build_cuda_runner(
         files.config,
         Weights(files.folder, torch.float32, memory_of(DEVICE)),
-        slab(files, DEVICE),
+        slab(files, DEVICE, dtype=kv_dtype),
         files.eos_token_ids,
         max_batch_tokens=max_batch_tokens,
         max_running=MAX_RUNNING,
@@ -91,13 +98,14 @@ def both(
     seed: int,
     num_blocks: int = NUM_BLOCKS,
     grammars: GrammarCompiler | None = None,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> None:
-    torch_slab = slab(files, torch.device("cpu"), stale=3.0)  # it multiplies what is stale by zero
+    torch_slab = slab(files, torch.device("cpu"), 3.0, kv_dtype)  # it multiplies what is stale by zero
     torch_runner = build_runner(
-        files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch_slab.dtype)
+        files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch.float32)
     )
     expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed, grammars))
-    pressed = engine(files, cuda_runner(files), num_blocks)
+    pressed = engine(files, cuda_runner(files, kv_dtype=kv_dtype), num_blocks)
     assert run(pressed, sequences(params, seed, grammars)) == expected
     assert (pressed.scheduler.num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
@@ -122,6 +130,20 @@ MIXED = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]
 def test_greedy_and_seeded_sequences_in_mixed_batches(model: str, request: pytest.FixtureRequest) -> None:
     """Architectures are tried here. What the other tests are about begins behind the model, at its logits."""
     both(request.getfixturevalue(model), MIXED, seed=1)
+
+
+def test_keys_and_values_in_8_bits(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu":
+        convert = interpreter._convert_float
+
+        def rounded(values: np.ndarray, was: Any, becomes: Any, mode: Any) -> np.ndarray:
+            """The interpreter's own loses carries."""
+            if becomes.primitive_bitwidth > 8:
+                return np.asarray(convert(values, was, becomes, mode))
+            return torch.from_numpy(values).to(F8).view(torch.uint8).numpy()
+
+        monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    both(files, MIXED, seed=1, kv_dtype=F8)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "granite", "olmo2", "mixtral", "qwen3moe"])

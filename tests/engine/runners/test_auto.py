@@ -73,6 +73,19 @@ def test_flash_takes_neither_float32_nor_a_cpu(
         resolve_attention(EngineConfig(attention="triton"), model, CPU, torch.bfloat16)
 
 
+def test_kv_in_8_bits_is_for_triton_and_for_gpus_that_have_such_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelConfig
+) -> None:
+    install(tmp_path / "site", monkeypatch, 4, HOPPER)
+    assert resolve_attention(EngineConfig(kv_dtype="fp8"), model, CUDA, torch.bfloat16) == "triton"
+    assert resolve_attention(EngineConfig(kv_dtype="fp8"), model, CPU, torch.float32) == "torch"
+    with pytest.raises(ConfigError, match=r"engine\.attention: 'flash' is not .*, with KV in 8 bits"):
+        resolve_attention(EngineConfig(kv_dtype="fp8", attention="flash"), model, CUDA, torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
+    with pytest.raises(ConfigError, match=r"engine\.kv_dtype: 'fp8' needs a GPU of compute capability 8\.9"):
+        resolve_attention(EngineConfig(kv_dtype="fp8"), model, CUDA, torch.bfloat16)
+
+
 def test_windows_soft_caps_and_sinks_are_for_triton_and_heads_of_other_sizes_for_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelConfig
 ) -> None:

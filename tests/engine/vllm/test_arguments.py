@@ -67,6 +67,8 @@ def test_an_argument_that_this_version_does_not_know_is_left_out_if_it_is_baton_
         ({"vllm": {"kv_events_config": {}}}, r"vllm\.kv_events_config: Baton sets it; leave it out"),
         ({"engine": {"host_kv_memory": "1GiB"}}, r"engine\.host_kv_memory: vLLM has no such thing"),
         ({"workers": VLLM | {"per_process": 2}}, r"workers\.per_process: each worker with vLLM"),
+        ({"engine": {"dtype": "fp8"}}, r"engine\.dtype: .* vLLM takes `vllm: \{quantization: fp8\}`"),
+        ({"engine": {"kv_dtype": "fp8"}}, r"engine\.kv_dtype: .* vLLM takes `vllm: \{kv_cache_dtype: fp8\}`"),
         ({"model": "mock"}, r"workers\.engine: the mock model is our own"),
         ({"engine": RANKS, "planner": {"enabled": True}}, r"planner\.limits\.max_prefill: .* set it to 0"),
         ({"workers": APART, "vllm": {"async_scheduling": True}}, r"vllm\.async_scheduling: .* leave it out"),
