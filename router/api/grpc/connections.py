@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import structlog
@@ -93,24 +93,19 @@ class GrpcConnections:
 
     def leave(self, port: int) -> None:
         """Who connects from now on reaches another process that listens on the port, or none."""
-        for peer, one in _sockets_at(port):
-            with one:
-                if peer is None:
-                    one.shutdown(socket.SHUT_RDWR)
+        for found in _sockets_at(port):
+            if found.peer is None:
+                _end(found)
 
     def any_at(self, port: int) -> bool:
-        for peer, one in _sockets_at(port):
-            one.close()
-            if peer is not None:
-                return True
-        return False
+        return any(found.peer is not None for found in _sockets_at(port))
 
     def watch(self, port: int) -> None:
         """Looks until `stop`, in a thread of its own, because a busy event loop would put off the looks."""
-        for peer, one in _sockets_at(port):
-            with one:
-                if peer is None:  # those that it accepts inherit this
-                    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        for found in _sockets_at(port):
+            if found.peer is None:  # those that it accepts inherit this
+                with _open(found.number) as listener:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         while not self._stopped.wait(LOOK_S):
             with contextlib.suppress(OSError):  # no file may be opened: the next look may find a free one
                 self._look_in_time(port)
@@ -134,37 +129,33 @@ class GrpcConnections:
 
     def _look(self, port: int) -> None:
         """Invariant: the lock is not held while files are looked through, because calls wait for the lock."""
-        with contextlib.ExitStack() as closing:
-            copies = [*_clients_at(port, closing)]
-            now = {peer: one for peer, one, _ in copies}
-            self._open = {peer: None for peer in (*self._open, *now) if peer in now}
-            with self._lock:
-                self._ended = {peer: None for peer in self._ended if peer in now}
-                self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
-                self._close_fullest(now, {peer: received for peer, _, received in copies})
-                if len(now) > CROWDED * self._places:
-                    self._close_idle(now)
+        now = {found.peer: found for found in _sockets_at(port) if found.peer is not None}
+        self._open = {peer: None for peer in (*self._open, *now) if peer in now}
+        with self._lock:
+            self._ended = {peer: None for peer in self._ended if peer in now}
+            self._read = Counter({peer: count for peer, count in self._read.items() if peer in now})
+            self._close_fullest(now)
+            if len(now) > CROWDED * self._places:
+                self._close_idle(now)
 
-    def _close_idle(self, now: dict[Peer, socket.socket]) -> None:
+    def _close_idle(self, now: dict[Peer, "_Found"]) -> None:
         silent = [peer for peer in self._open if peer not in self._ended]
         idle = [peer for peer in (*silent, *self._ended) if peer not in self._running]
         surplus = idle[: len(now) - int(CALM * self._places)]
         for peer in surplus:
-            with contextlib.suppress(OSError):  # it has left
-                now[peer].shutdown(socket.SHUT_RDWR)
+            _end(now[peer])
         reason = f"{len(now)} of {self._places} places are taken"
         spare(log.warning, "idle gRPC connections are closed", reason=reason, closed=len(surplus))
 
-    def _close_fullest(self, now: dict[Peer, socket.socket], received: dict[Peer, int]) -> None:
-        """received: bytes. While a connection's messages are not read, all that comes over it is heads."""
-        unread = {peer: max(0, count - self._read[peer]) for peer, count in received.items()}
+    def _close_fullest(self, now: dict[Peer, "_Found"]) -> None:
+        """While a connection's messages are not read, all that comes over it is heads."""
+        unread = {peer: max(0, found.received - self._read[peer]) for peer, found in now.items()}
         heads = {peer: count for peer, count in unread.items() if peer not in self._reading}
         surplus = {*_fullest(heads, UNSEEN_BYTES, UNSEEN_BYTES // 8)}  # far down, because gRPC takes time to close
         left = {peer: count for peer, count in unread.items() if peer not in surplus}
         surplus |= {*_fullest(left, self._unread_bytes, self._unread_bytes)}
         for peer in surplus:
-            with contextlib.suppress(OSError):
-                now[peer].shutdown(socket.SHUT_RDWR)
+            _end(now[peer])
         if surplus:
             self._alert_until_s = time.monotonic() + ALERT_S
             spare(log.warning, "gRPC connections are closed that send what no call reads", closed=len(surplus))
@@ -189,34 +180,54 @@ def _fullest(counts: dict[Peer, int], limit: int, goal: int) -> Iterator[Peer]:
         yield peer
 
 
-def _sockets_at(port: int) -> Iterator[tuple[Peer | None, socket.socket]]:
-    """Copies of this process's sockets at the port: those with a peer, and those that listen, with None. Invariant:
-    what is asked is the copy, because the number may belong to something else by now."""
-    for number in os.listdir(OPEN_FILES):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"{OPEN_FILES}/{number}").startswith("socket:"):
-                continue
-            copy = socket.socket(fileno=os.dup(int(number)))
-            peer = None
-            try:
-                here = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port
-                if here and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    address = copy.getpeername()
-                    peer = address[0].removeprefix("::ffff:"), address[1]
-            except OSError:  # it is closed
-                here = False
-            if here:
-                yield peer, copy
-            else:
-                copy.close()
+class _Found(NamedTuple):
+    """A socket of this process at the port."""
+
+    number: int  # of the open file
+    peer: Peer | None  # None: it listens
+    received: int  # bytes since it connected; 0 where the system does not say
 
 
-def _clients_at(port: int, closing: contextlib.ExitStack) -> Iterator[tuple[Peer, socket.socket, int]]:
-    """Copies of the sockets of clients, and the bytes that they have received. closing: closes the copies."""
-    for peer, one in _sockets_at(port):
-        closing.enter_context(one)
-        if peer is not None:
-            yield peer, one, _received_bytes(one)
+def _sockets_at(port: int) -> Iterator[_Found]:
+    for number in map(int, os.listdir(OPEN_FILES)):
+        with contextlib.suppress(OSError):  # it is closed
+            found = _at(port, number) if os.readlink(f"{OPEN_FILES}/{number}").startswith("socket:") else None
+            if found is not None:
+                yield found
+
+
+def _at(port: int, number: int) -> _Found | None:
+    """Raises OSError."""
+    with _open(number) as one:
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+            return None
+        peer = _connected(one)
+        found = _Found(number, peer, 0 if peer is None else _received_bytes(one))
+        return found if _connected(one) == peer else None  # the number belongs to another one by now
+
+
+@contextlib.contextmanager
+def _open(number: int) -> Iterator[socket.socket]:
+    """The file itself and no copy: after gRPC has closed its own, the system would tell it what becomes of the copy,
+    and gRPC take it for news of the connection that it has in that place by then, and close that one."""
+    one = socket.socket(fileno=number)
+    try:
+        yield one
+    finally:
+        one.detach()
+
+
+def _end(found: _Found) -> None:
+    with contextlib.suppress(OSError), _open(found.number) as one:  # it has left
+        if _connected(one) == found.peer:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _connected(one: socket.socket) -> Peer | None:
+    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return None
+    address = one.getpeername()
+    return address[0].removeprefix("::ffff:"), address[1]
 
 
 def _memory_bytes() -> int:

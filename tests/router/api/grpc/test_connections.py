@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import select
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ import pytest
 
 from baton_proto.generated import inference_pb2 as pb, inference_pb2_grpc as pb_grpc
 from router.api.grpc import connections
-from router.api.grpc.connections import GrpcConnections, _peer_of, _sockets_at
+from router.api.grpc.connections import OPEN_FILES, GrpcConnections, _Found, _peer_of, _sockets_at
 from router.api.serving import grpc_api
 from router.api.serving.grpc_api import SERVER_OPTIONS, GrpcApi
 from tests.fuzz.doors.http2_frames import CONTINUATION, HEADERS, PREFACE, SETTINGS, frame, literal
@@ -32,8 +32,13 @@ async def api(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 def num_open(api: GrpcApi) -> int:
-    with contextlib.ExitStack() as copies:
-        return len([peer for peer, copy in _sockets_at(api.port) if copies.enter_context(copy) and peer])
+    return len([found for found in _sockets_at(api.port) if found.peer])
+
+
+def copies_of(number: int) -> int:
+    """Open files of this process that are the same socket, itself included."""
+    links = [os.path.realpath(f"{OPEN_FILES}/{each}") for each in os.listdir(OPEN_FILES)]
+    return links.count(os.path.realpath(f"{OPEN_FILES}/{number}"))
 
 
 def stub(api: GrpcApi) -> tuple[grpc.aio.Channel, pb_grpc.InferenceStub]:
@@ -63,6 +68,16 @@ async def test_who_asks_for_nothing_makes_room_for_who_does(api: GrpcApi, said: 
             await asyncio.sleep(0)
             assert known.get_state() is grpc.ChannelConnectivity.READY, "it was never closed"
             await calls(asked)
+
+
+async def test_a_look_at_connections_makes_no_copy_of_them(api: GrpcApi) -> None:
+    """The system would tell gRPC what becomes of a copy, after gRPC has closed its own and opened others."""
+    with socket.create_connection(("127.0.0.1", api.port)):
+        while num_open(api) < 1:
+            await asyncio.sleep(0.01)
+        seen = [(found, copies_of(found.number)) for found in _sockets_at(api.port)]
+    assert [found.peer is None for found, _ in seen].count(False) == 1
+    assert {copies for _, copies in seen} == {1}
 
 
 async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
@@ -106,14 +121,14 @@ def test_heads_have_a_bound_of_their_own_and_messages_under_way_may_be_longer(mo
 
     def closed(reading: list[int], idle: list[int]) -> list[int]:
         """What has come over connections whose messages are being read, and over others, of those that are closed."""
-        come = {("127.0.0.1", port): count for port, count in enumerate([*reading, *idle])}
+        come = [_Found(port, ("127.0.0.1", port), count) for port, count in enumerate([*reading, *idle])]
+        ended: list[_Found] = []
+        monkeypatch.setattr(connections, "_end", ended.append)
         with contextlib.ExitStack() as held:
-            pairs = {peer: [held.enter_context(one) for one in socket.socketpair()] for peer in come}
-            for _, port in list(come)[: len(reading)]:
-                held.enter_context(crowd.reading(f"ipv4:127.0.0.1:{port}"))
-            crowd._close_fullest({peer: ours for peer, (ours, _) in pairs.items()}, come)
-            ended = select.select([theirs for _, theirs in pairs.values()], [], [], 0)[0]
-            return [come[peer] for peer, (_, theirs) in pairs.items() if theirs in ended]
+            for found in come[: len(reading)]:
+                held.enter_context(crowd.reading(f"ipv4:127.0.0.1:{found.number}"))
+            crowd._close_fullest({found.peer: found for found in come if found.peer})
+        return [found.received for found in sorted(ended)]
 
     assert closed(reading=[60, 40], idle=[8, 8]) == []
     assert closed(reading=[60, 40], idle=[6, 8, 1, 2]) == [6, 8, 2]
@@ -132,9 +147,8 @@ def test_looks_go_on_after_a_closing_though_the_process_does_not_grow(monkeypatc
         crowd.stop()
 
     monkeypatch.setattr(crowd, "_look", looked)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        crowd._close_fullest({("127.0.0.1", 80): ours}, {("127.0.0.1", 80): 17})
+    monkeypatch.setattr(connections, "_end", lambda found: None)
+    crowd._close_fullest({(peer := ("127.0.0.1", 80)): _Found(0, peer, 17)})
     ending = threading.Timer(connections.ALERT_S, crowd.stop)
     ending.start()
     crowd.watch(1)
