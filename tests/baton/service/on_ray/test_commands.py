@@ -307,10 +307,11 @@ def test_what_ray_tells_of_its_nodes_does_not_get_into_results(service: RayServi
 import ray, time
 from baton.service.on_ray.cluster import connected
 with connected({service.cluster.address!r}, "default"):
-    worker = ray._private.worker.global_worker
-    ray._private.utils.push_error_to_driver(worker, "test", "a node died", worker.current_job_id)
     print("result", flush=True)
-    time.sleep(60)
+    worker = ray._private.worker.global_worker
+    for _ in range(120):  # its thread may not listen yet, and what comes before is lost
+        ray._private.utils.push_error_to_driver(worker, "test", "a node died", worker.current_job_id)
+        time.sleep(0.5)
 """
     command = [sys.executable, "-u", "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
