@@ -11,10 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from runtime.config.serving import BODIES_AT_ONCE
 from runtime.errors import UnavailableError
 
 FREE_BYTES: Final = 64 * 1024  # of each body: short requests are served while long ones fill the budget
 SHARE: Final = 3  # so that one tenant alone takes three quarters
+
+
+def shown_limit(limit_bytes: int) -> str:
+    """Of bodies or of messages, for who hears that they fill it."""
+    return f"the {limit_bytes} bytes for all of them ({BODIES_AT_ONCE} times router.max_body_bytes)"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +62,7 @@ class BodyBudget:
         mine = self._taken[tenant] + num_bytes
         free = self.limit_bytes - self._taken.total() - num_bytes
         if num_bytes > 0 and mine > SHARE * free:
-            limit = f"the {self.limit_bytes} bytes for all of them (32 times router.max_body_bytes)"
+            limit = shown_limit(self.limit_bytes)
             raise UnavailableError(f"the bodies of other requests fill {limit}; try again later, or with a shorter one")
         self._taken[tenant] = mine
         if not mine:

@@ -104,7 +104,7 @@ class GrpcConnections:
         """Looks until `stop`, in a thread of its own, because a busy event loop would put off the looks."""
         for found in _sockets_at(port):
             if found.peer is None:  # those that it accepts inherit this
-                with _open(found.number) as listener:
+                with _borrowed(found.number) as listener:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         while not self._stopped.wait(LOOK_S):
             with contextlib.suppress(OSError):  # no file may be opened: the next look may find a free one
@@ -198,7 +198,7 @@ def _sockets_at(port: int) -> Iterator[_Found]:
 
 def _at(port: int, number: int) -> _Found | None:
     """Raises OSError."""
-    with _open(number) as one:
+    with _borrowed(number) as one:
         if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
             return None
         peer = _connected(one)
@@ -207,7 +207,7 @@ def _at(port: int, number: int) -> _Found | None:
 
 
 @contextlib.contextmanager
-def _open(number: int) -> Iterator[socket.socket]:
+def _borrowed(number: int) -> Iterator[socket.socket]:
     """The file itself and no copy: after gRPC has closed its own, the system would tell it what becomes of the copy,
     and gRPC take it for news of the connection that it has in that place by then, and close that one."""
     one = socket.socket(fileno=number)
@@ -218,7 +218,7 @@ def _open(number: int) -> Iterator[socket.socket]:
 
 
 def _end(found: _Found) -> None:
-    with contextlib.suppress(OSError), _open(found.number) as one:  # it has left
+    with contextlib.suppress(OSError), _borrowed(found.number) as one:  # it has left
         if _connected(one) == found.peer:
             one.shutdown(socket.SHUT_RDWR)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from router.requests.body_budget import shown_limit
 from runtime.errors import OverloadedError, UnavailableError
 from runtime.fair_queue import FairQueue, one_less
 from runtime.turn import Turn
@@ -95,7 +96,7 @@ class Receiving:
                 finally:
                     del self._reading[clock]
         except TimeoutError as error:
-            limit = f"the {self._limit_bytes} bytes for all of them (32 times router.max_body_bytes)"
+            limit = shown_limit(self._limit_bytes)
             problem = f"the messages of other requests fill {limit}, and this one did not come within {PATIENCE_S} s"
             raise UnavailableError(f"{problem}; try again later") from error
         return None if data is grpc.aio.EOF else data
