@@ -234,9 +234,8 @@ def _decode(
                 value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
                 to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
                 to = cache + to * HEAD_DIM + dims[None, :]
-                is_dim = dims[None, :] < HEAD_DIM
-                store(to, key, is_dim)
-                store(to + BLOCK_SIZE * HEAD_DIM, value, is_dim)
+                store(to, key)
+                store(to + BLOCK_SIZE * HEAD_DIM, value)
                 tl.debug_barrier()  # because other threads read the stores below
         else:
             query = tl.load(heads_of_row + at, mask=is_member, other=0.0)

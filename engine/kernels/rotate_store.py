@@ -8,8 +8,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.model.fp8_matrix import F8_MAX
 from runtime.device.quick_launch import QuickLaunch
 
+_F8_MAX: tl.constexpr = tl.constexpr(F8_MAX)
 HEADS_AT_ONCE = 8
 # Fastest on an H200 (benchmarks/kernel_speed.py): few tokens need low latency, many need little work per program.
 MANY_TOKENS = 2048
@@ -142,11 +144,11 @@ def _rotate_store(
 
 
 @triton.jit
-def store(to, values, mask):
-    """Stores keys or values in a cache. 8 bits reach to 448: what is beyond becomes that."""
+def store(to, values, mask=None):
+    """Stores keys or values in a cache. In 8 bits what is beyond the largest number becomes that."""
     kept: tl.constexpr = to.dtype.scalar.element_ty
     if kept == tl.float8e4nv:
-        values = tl.clamp(values.to(tl.float32), -448.0, 448.0)
+        values = tl.clamp(values.to(tl.float32), -_F8_MAX, _F8_MAX)
     tl.store(to, values.to(kept), mask=mask)
 
 
