@@ -198,7 +198,8 @@ async def test_the_latencies_are_those_of_the_service() -> None:
     async with running_service("mock", 0, 1, mock={"answer_tokens": 12}, step_times=step_times) as slow:
         (point,) = await measured(slow, "--concurrency", "1", "-n", "4")
     assert point["ttft_ms"]["p50"] > 150
-    assert 15 < point["itl_ms"]["p50"] < point["ttft_ms"]["p50"], "a step takes 30; two tokens may come together"
+    assert point["itl_ms"]["mean"] > 29, "that of single tokens may be less where two come together"
+    assert 15 < point["itl_ms"]["p50"] < point["ttft_ms"]["p50"]
     assert point["events_per_token"] > 0.8
 
 
