@@ -12,7 +12,8 @@ class Silence:
 
     We count our looks and read no clock: after a time in which we did not run either, the process is not silent for
     longer than one look. The first look counts nothing, because the process may have been heard just before it. What it
-    waits for a core or a disk in the second half of the limit is taken off, so that the limit follows the load.
+    waits for a core in the second half of the limit is taken off, so that the limit follows the load; a wait for a disk
+    while it lasts.
     """
 
     def __init__(self, look_s: float, limit_s: float, pid: int | None) -> None:
