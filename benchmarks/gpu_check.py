@@ -71,6 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": {"head_dim": 256},
     "gpt-oss": {"head_dim": 64},
     "qwen3moe": {"head_dim": 128},
+    "phi3": {"head_dim": 96},
     "phi3, windows and part of a head rotated": {"head_dim": 128},
 }
 """Of tests.tiny_families, with keys of config.json."""

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels import decode_pieces
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.head_dims import head_dims, in_head, load
 from engine.kernels.rotate_store import Rotation, store
 from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
@@ -137,7 +138,7 @@ def _options(queries: Tensor, group: int) -> dict[str, Any]:
         "GROUP": group,
         "PADDED_GROUP": padded,
         "ROWS": max(_MIN_ROWS, padded),
-        "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded // max(1, head_dim // 128)),
+        "PIECES_AT_ONCE": max(1, _PARTS_AT_ONCE // padded // max(1, triton.next_power_of_2(head_dim) // 128)),
         "PRECISION": "ieee" if wide else "tf32",
         "num_warps": num_warps,
         "num_stages": num_stages,
@@ -198,9 +199,9 @@ def _decode(
     begin = tl.load(program_first + program)
     stop = tl.load(program_first + program + 1)
     members = tl.arange(0, ROWS)
-    dims = tl.arange(0, HEAD_DIM)
+    dims = head_dims(HEAD_DIM)
     places = tl.arange(0, TILE)
-    is_member = (members < GROUP)[:, None]
+    is_member = in_head(dims[None, :], HEAD_DIM, mask=(members < GROUP)[:, None])
     heads = kv_head * GROUP + members
     at = heads[:, None] * HEAD_DIM + dims[None, :]
     if OVERLAP:
@@ -230,12 +231,17 @@ def _decode(
             if end > tl.load(positions + row):  # the newest token is in this piece
                 slot = tl.load(slots + row).to(tl.int64)
                 new = heads_of_row + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1)[:, None]) * HEAD_DIM
-                key = _rotated(new, tl.arange(0, 1)[:, None] == 0, angle, key_norm, eps, HEAD_DIM, ROTARY, NORMS)
-                value = tl.load(new + KV_HEADS * HEAD_DIM + dims[None, :])
+                is_new = in_head(dims[None, :], HEAD_DIM, mask=tl.arange(0, 1)[:, None] == 0)
+                key = _rotated(new, is_new, angle, key_norm, eps, HEAD_DIM, ROTARY, NORMS)
+                value = load(new + KV_HEADS * HEAD_DIM + dims[None, :], dims[None, :], HEAD_DIM)
                 to = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE
                 to = cache + to * HEAD_DIM + dims[None, :]
-                store(to, key)
-                store(to + BLOCK_SIZE * HEAD_DIM, value)
+                if dims.numel > HEAD_DIM:
+                    store(to, key, is_new)
+                    store(to + BLOCK_SIZE * HEAD_DIM, value, is_new)
+                else:
+                    store(to, key)
+                    store(to + BLOCK_SIZE * HEAD_DIM, value)
                 tl.debug_barrier()  # because other threads read the stores below
         else:
             query = tl.load(heads_of_row + at, mask=is_member, other=0.0)
@@ -246,7 +252,7 @@ def _decode(
             sink = tl.load(sinks + heads, mask=members < GROUP, other=0.0).to(tl.float32) * LOG2_E
             best = tl.where(is_first, sink, best)
             total += tl.where(is_first, 1.0, 0.0)
-        result = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+        result = tl.zeros((ROWS, dims.numel), tl.float32)
         before_window = -1
         if WINDOW > 0:  # a row's last piece ends with its newest token
             before_window = tl.load(piece_end + tl.load(first_piece + row) + pieces - 1) - WINDOW - 1
@@ -263,7 +269,7 @@ def _decode(
                 blocks = tl.load(table + tokens // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
                 bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
                 offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
-            keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=valid[None, :], other=0.0)
+            keys = load(cache + offsets[None, :] + dims[:, None], dims[:, None], HEAD_DIM, mask=valid[None, :])
             scores = capped(tl.dot(query, keys.to(query.dtype), input_precision=PRECISION) * scale, SOFTCAP)
             scores = tl.where(valid[None, :], scores, float("-inf"))
             new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -271,7 +277,7 @@ def _decode(
             shrink = tl.exp2(best - new_best)
             total = total * shrink + tl.sum(weights, axis=1)
             at_values = cache + BLOCK_SIZE * HEAD_DIM + offsets[:, None] + dims[None, :]
-            values = tl.load(at_values, mask=valid[:, None], other=0.0).to(query.dtype)
+            values = load(at_values, dims[None, :], HEAD_DIM, mask=valid[:, None]).to(query.dtype)
             result = result * shrink[:, None]
             result = tl.dot(weights.to(values.dtype), values, result, input_precision=PRECISION)
             best = new_best
@@ -298,16 +304,16 @@ def _decode(
 def _rotated(
     start, mask, angle, norm, eps, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, NORMS: tl.constexpr
 ):  # fmt: skip
-    """Heads [n, HEAD_DIM], float32, after norm and rotation of each pair (i, i + ROTARY / 2) of the first ROTARY
-    dimensions. start: pointers to heads."""
+    """Heads [n, padded HEAD_DIM], float32, after norm and rotation of each pair (i, i + ROTARY / 2) of the first ROTARY
+    dimensions. start: pointers to heads. mask: of heads and dimensions; beyond it all is 0."""
     half: tl.constexpr = ROTARY // 2
-    dims = tl.arange(0, HEAD_DIM)[None, :]
+    dims = head_dims(HEAD_DIM)[None, :]
     partners = (dims + half) % ROTARY
     values = tl.load(start + dims, mask=mask, other=0.0).to(tl.float32)
     others = tl.load(start + partners, mask=mask, other=0.0).to(tl.float32)
     if NORMS:
         scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
-        values *= scale * tl.load(norm + dims).to(tl.float32)
+        values *= scale * load(norm + dims, dims, HEAD_DIM).to(tl.float32)
         others *= scale * tl.load(norm + partners).to(tl.float32)
     cos = tl.load(angle + dims % half)
     sin = tl.load(angle + half + dims % half)
@@ -322,7 +328,11 @@ def _fetch(start, SIZE: tl.constexpr):
     """Prefetches SIZE elements into the L2 cache, and not into L1, which could keep stale ones. The asm's result is
     always 0 and unused."""
     line: tl.constexpr = 128 // (start.dtype.element_ty.primitive_bitwidth // 8)
-    lines = start + tl.arange(0, SIZE // line) * line
+    count: tl.constexpr = SIZE // line
+    lines = tl.arange(0, triton.next_power_of_2(count))
+    if lines.numel > count:
+        lines = tl.minimum(lines, count - 1)  # the last one again
+    lines = start + lines * line
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -345,18 +355,19 @@ def _merge(
 ):
     """Merges the pieces of a row under one KV head. Reads bypass the L1 cache, because other multiprocessors wrote."""
     num_heads: tl.constexpr = KV_HEADS * GROUP
-    dims = tl.arange(0, HEAD_DIM)
+    dims = head_dims(HEAD_DIM)
     members = tl.arange(0, PADDED_GROUP)
     heads = kv_head * GROUP + tl.minimum(members, GROUP - 1)  # padding repeats the last one
     best = tl.full((PADDED_GROUP,), float("-inf"), tl.float32)
     total = tl.zeros((PADDED_GROUP,), tl.float32)
-    result = tl.zeros((PADDED_GROUP, HEAD_DIM), tl.float32)
+    result = tl.zeros((PADDED_GROUP, dims.numel), tl.float32)
     for first in range(0, pieces, AT_ONCE):
         index = first + tl.arange(0, AT_ONCE)
         valid = (index < pieces)[:, None]
         at = (origin + index)[:, None] * num_heads + heads[None, :]
         at_parts = mixed + at[:, :, None] * HEAD_DIM + dims[None, None, :]
-        parts = tl.load(at_parts, mask=valid[:, :, None], other=0.0, cache_modifier=".cg")
+        is_part = in_head(dims[None, None, :], HEAD_DIM, mask=valid[:, :, None])
+        parts = tl.load(at_parts, mask=is_part, other=0.0, cache_modifier=".cg")
         log_sum = tl.load(log_sums + at, mask=valid, other=float("-inf"), cache_modifier=".cg")
         new_best = tl.maximum(best, tl.max(log_sum, axis=0))
         shrink = tl.exp2(best - new_best)
@@ -365,4 +376,5 @@ def _merge(
         total = total * shrink + tl.sum(weights, axis=0)
         best = new_best
     to = out + (row.to(tl.int64) * num_heads + heads[:, None]) * HEAD_DIM + dims[None, :]
-    tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=(members < GROUP)[:, None])
+    is_member = in_head(dims[None, :], HEAD_DIM, mask=(members < GROUP)[:, None])
+    tl.store(to, (result / total[:, None]).to(out.dtype.element_ty), mask=is_member)

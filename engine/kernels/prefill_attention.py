@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.head_dims import head_dims, in_head, load
 from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
@@ -126,9 +127,9 @@ def _prefill(
     table = tables + tl.load(table_start + chunk)
     kv_head = head // (HEADS // KV_HEADS)
     members = begin + tl.arange(0, QUERY_TILE)
-    dims = tl.arange(0, HEAD_DIM)
+    dims = head_dims(HEAD_DIM)
     rows = (tl.load(query_start + chunk) + members).to(tl.int64)
-    is_query = (members < length)[:, None]
+    is_query = in_head(dims[None, :], HEAD_DIM, mask=(members < length)[:, None])
     at = head * HEAD_DIM + dims[None, :]
     query = tl.load(queries + rows[:, None] * query_stride + at, mask=is_query, other=0.0)
     positions = context + members
@@ -137,7 +138,7 @@ def _prefill(
     if SINKS:
         best = tl.zeros((QUERY_TILE,), tl.float32) + tl.load(sinks + head).to(tl.float32) * LOG2_E
         total += 1.0
-    result = tl.zeros((QUERY_TILE, HEAD_DIM), tl.float32)
+    result = tl.zeros((QUERY_TILE, dims.numel), tl.float32)
     end = tl.minimum(context + begin + QUERY_TILE, context + length)
     seen_by_all = (context + begin + 1) // KEY_TILE * KEY_TILE  # from here on not all queries see a key
     start = 0
@@ -202,9 +203,9 @@ def _attend(
             bases = (blocks * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
             offsets = bases + (tokens % BLOCK_SIZE) * HEAD_DIM
         if MASKED:
-            keys = tl.load(cache + offsets[None, :] + dims[:, None], mask=(tokens < end)[None, :], other=0.0)
+            keys = load(cache + offsets[None, :] + dims[:, None], dims[:, None], HEAD_DIM, mask=(tokens < end)[None, :])
         else:
-            keys = tl.load(cache + offsets[None, :] + dims[:, None])
+            keys = load(cache + offsets[None, :] + dims[:, None], dims[:, None], HEAD_DIM)
         scores = capped(tl.dot(query, keys.to(query.dtype), input_precision=PRECISION) * scale, SOFTCAP)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
@@ -217,9 +218,9 @@ def _attend(
         total = total * shrink + tl.sum(weights, axis=1)
         at_values = cache + BLOCK_SIZE * HEAD_DIM + offsets[:, None] + dims[None, :]
         if MASKED:
-            values = tl.load(at_values, mask=(tokens < end)[:, None], other=0.0)
+            values = load(at_values, dims[None, :], HEAD_DIM, mask=(tokens < end)[:, None])
         else:
-            values = tl.load(at_values)
+            values = load(at_values, dims[None, :], HEAD_DIM)
         result = result * shrink[:, None]
         result = tl.dot(weights.to(query.dtype), values.to(query.dtype), result, input_precision=PRECISION)
         best = new_best

@@ -11,8 +11,8 @@ from runtime.checkpoint.model_config import ModelConfig, served_dtype
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError
 
-TRITON_HEAD_DIMS = (16, 32, 64, 128, 256)  # a kernel's tiles are powers of two
-_FLASH_HEAD_DIM = 128  # at most
+_TRITON_HEAD_DIMS = range(16, 257)  # from the least that tl.dot takes to the most that was tried
+_FLASH_HEAD_DIMS = (16, 32, 64, 128)  # others were not tried
 _FP8_FROM = (8, 9)  # compute capability
 
 
@@ -24,9 +24,9 @@ def resolve_attention(
     if config.kv_dtype == "fp8" and not _has_fp8(device):
         raise ConfigError("engine.kv_dtype", "'fp8' needs a GPU of compute capability 8.9 (Ada, Hopper) or a CPU: auto")
     is_rotated_whole = model.rope.dim == model.head_dim or not FAMILIES[model.architecture].has_head_norms
-    fits = model.head_dim in TRITON_HEAD_DIMS and is_rotated_whole
+    fits = model.head_dim in _TRITON_HEAD_DIMS and is_rotated_whole
     has_triton = device.type == "cuda" and find_spec("triton") is not None and fits
-    is_plain = model.has_plain_scores and model.head_dim <= _FLASH_HEAD_DIM
+    is_plain = model.has_plain_scores and model.head_dim in _FLASH_HEAD_DIMS
     has_flash = has_triton and is_plain and config.kv_dtype == "auto" and flash_is_available(device, dtype)
     if config.attention == "auto":
         return "flash" if has_flash else "triton" if has_triton else "torch"

@@ -28,7 +28,7 @@ from runtime.grammar.compiler import GrammarCompiler
 from tests.engine.drafts.guesses import Guesses
 from tests.engine.engine_runs import run, sequences, small_engine
 from tests.engine.prompt_logprobs import assert_engine_scores
-from tests.tiny_families import write_family
+from tests.tiny_families import LONG, write_family
 from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -123,6 +123,12 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "gemma3": SLIDING_AND_FULL,
     "gpt-oss": SLIDING_AND_FULL,
 }
+LONG_OF_96 = LONG | {name: LONG[name] * 6 for name in ("short_factor", "long_factor")}  # as Phi-3-mini-128k has
+NARROW: dict[str, dict[str, Any]] = {
+    "phi3, longrope": {"head_dim": 96, "hidden_size": 192, "num_attention_heads": 2, "rope_parameters": LONG_OF_96},
+    "phi3, windows and part of a head rotated": {"head_dim": 80},
+    "qwen3, windows": {"head_dim": 96, "max_window_layers": 0},
+}
 MIXED = [SamplingParams(max_tokens=6, seed=i, temperature=(0.0, 0.8)[i // 2 % 2]) for i in range(5)]
 
 
@@ -155,6 +161,12 @@ def test_families_whose_layers_attend_alike(family: str, tmp_path: Path) -> None
 def test_families_with_windows_soft_caps_sinks_and_rotations_of_their_own(family: str, tmp_path: Path) -> None:
     """Prompts and decodes are longer than the windows."""
     keys = {"num_hidden_layers": 4 if DEVICE.type == "cuda" else 2, **UNLIKE[family]}
+    both(resolve_model(str(write_family(tmp_path, family, **keys))), MIXED, seed=1)
+
+
+@pytest.mark.parametrize("family", NARROW)
+def test_heads_whose_size_is_no_power_of_two(family: str, tmp_path: Path) -> None:
+    keys = {"num_hidden_layers": NUM_LAYERS, **NARROW[family]}
     both(resolve_model(str(write_family(tmp_path, family, **keys))), MIXED, seed=1)
 
 

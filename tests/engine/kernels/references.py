@@ -90,7 +90,7 @@ def prefill_attention_reference(
     results = []
     for query, context, table in zip(queries.double().split(lengths), contexts, tables, strict=True):
         end = context + len(query)
-        blocks = layer_cache[torch.tensor(table[: -(-end // block_size)], device=queries.device)].double()
+        blocks = layer_cache.double()[torch.tensor(table[: -(-end // block_size)], device=queries.device)]
         keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :end]
         grouped = query.view(len(query), kv_heads, -1, head_dim)
         weights = _weights(torch.einsum("qkgd,ktd->kgqt", grouped, keys) / head_dim**0.5, rules)

@@ -18,7 +18,7 @@ from engine.kernels.decode_pieces import (
 )
 from engine.kernels.rotate_store import Rotation
 from engine.kernels.scores import PLAIN, Scores
-from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, edged, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import decode_attention_reference, rotate_store_reference
 
@@ -63,20 +63,25 @@ def check(
     head_dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     programs: int = 1,
     padding: int = 2,
     one_each: bool = False,
     rules: Scores = PLAIN,
 ) -> None:
-    paged = PagedCache(lengths, kv_heads, block_size, head_dim, dtype)
+    """kv_dtype: `dtype` if None. Rows of padding and pieces that nobody has stay as they are."""
+    paged = PagedCache(lengths, kv_heads, block_size, head_dim, kv_dtype or dtype)
     rows = len(lengths) + padding
     plan, scratch = make_plan(paged, lengths, programs, heads, kv_heads, head_dim, padding, one_each, rules.window)
     # Rows further apart than they are long, as in a fused projection.
     queries = random(rows, heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
+    out = torch.full((rows, heads, head_dim), float("nan"), dtype=dtype, device=DEVICE)
     for _ in range(2):  # the counters are back at zero after each launch
-        found = decode_attention(queries, paged.cache, plan, scratch, scores=rules)[: len(lengths)]
+        found = decode_attention(queries, paged.cache, plan, scratch, out=out, scores=rules)[: len(lengths)]
         expected = decode_attention_reference(queries[: len(lengths)], paged.cache, lengths, paged.tables, rules)
         assert relative_error(found, expected) < TOLERANCE[dtype]
+        assert out[len(lengths) :].isnan().all()
+        assert scratch.mixed[len(plan.piece_row) :].isnan().all()
         assert not scratch.arrived.any()
 
 
@@ -148,8 +153,8 @@ def check_rotation(
         slots=torch.tensor([*slots, -1], dtype=torch.int32, device=DEVICE),
         positions=torch.tensor([*(length - 1 for length in lengths), 0], dtype=torch.int32, device=DEVICE),
         table=torch.cat((angles.cos(), angles.sin()), dim=-1),
-        query_norm=random(head_dim, dtype=dtype) if norms else None,
-        key_norm=random(head_dim, dtype=dtype) if norms else None,
+        query_norm=edged(random(head_dim, dtype=dtype)) if norms else None,
+        key_norm=edged(random(head_dim, dtype=dtype)) if norms else None,
         eps=1e-6,
         query_scales=random(200) if scaled else None,
     )

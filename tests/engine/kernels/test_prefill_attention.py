@@ -17,11 +17,14 @@ def check(
     head_dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     rules: Scores = PLAIN,
 ) -> None:
-    """chunks: (tokens before, tokens of the chunk)"""
+    """chunks: (tokens before, tokens of the chunk). kv_dtype: `dtype` if None."""
     contexts, lengths = [context for context, _ in chunks], [length for _, length in chunks]
-    paged = PagedCache([context + length for context, length in chunks], kv_heads, block_size, head_dim, dtype)
+    paged = PagedCache(
+        [context + length for context, length in chunks], kv_heads, block_size, head_dim, kv_dtype or dtype
+    )
     tables, starts = paged.flat_tables()
     tile_chunk, tile_start = plan_tiles(np.array(lengths), query_tile(dtype))
 
@@ -33,9 +36,11 @@ def check(
         tensor(tile_chunk), tensor(tile_start), tensor(query_start), tensor(contexts), tensor(lengths), starts, tables
     )
     queries = random(sum(lengths), heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :heads]
-    found = prefill_attention(queries, paged.cache, plan, scores=rules)
+    out = torch.full((sum(lengths) + 1, heads, head_dim), float("nan"), dtype=dtype, device=DEVICE)
+    found = prefill_attention(queries, paged.cache, plan, out, rules)[:-1]
     expected = prefill_attention_reference(queries, paged.cache, contexts, lengths, paged.tables, rules)
     assert relative_error(found, expected) < TOLERANCE[dtype]
+    assert out[-1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,7 +63,7 @@ def test_soft_caps_and_sinks(dtype: torch.dtype, window: int) -> None:
         check([(0, 1), (0, 70), (77, 40)], dtype=dtype, rules=rules)
 
 
-@pytest.mark.parametrize("head_dim", [16, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
 def test_head_shapes(head_dim: int, heads: int, kv_heads: int) -> None:
     check([(5, 20), (0, 33)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=32)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from engine.kernels.rotate_store import Rotation, rotate_store
-from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
+from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, edged, random, relative_error
 from tests.engine.kernels.references import rotate_store_reference
 
 BLOCKS, POISON = 12, 77.0
@@ -45,7 +45,7 @@ def check(
     positions = torch.randint(0, 30, (tokens,), dtype=torch.int32, device=DEVICE)
     angles = random(30, (rotary or head_dim) // 2, scale=5)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    weights = [random(head_dim, dtype=dtype) if norms else None for _ in range(2)]
+    weights = [edged(random(head_dim, dtype=dtype)) if norms else None for _ in range(2)]
     cache = torch.full((BLOCKS, kv_heads, 2, block_size, head_dim), POISON, dtype=dtype, device=DEVICE)
     expected_cache = cache.clone()
     rotation = Rotation(slots, positions, table, *weights, 1e-6, random(30) if scaled else None)

@@ -86,7 +86,7 @@ def test_kv_in_8_bits_is_for_triton_and_for_gpus_that_have_such_numbers(
         resolve_attention(EngineConfig(kv_dtype="fp8"), model, CUDA, torch.bfloat16)
 
 
-def test_windows_soft_caps_and_sinks_are_for_triton_and_heads_of_other_sizes_for_torch(
+def test_windows_soft_caps_sinks_and_other_sizes_are_for_triton_and_very_wide_heads_for_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: ModelConfig
 ) -> None:
     install(tmp_path / "site", monkeypatch, 4, HOPPER)
@@ -94,8 +94,13 @@ def test_windows_soft_caps_and_sinks_are_for_triton_and_heads_of_other_sizes_for
     with pytest.raises(ConfigError, match=r"'flash' is not available on cuda .*, with windows, soft caps or sinks"):
         resolve_attention(EngineConfig(attention="flash"), windows, CUDA, torch.bfloat16)
     rows = {
-        "triton": [windows, replace(model, attention_softcap=50.0), replace(model, architecture="gpt-oss")],
-        "torch": [replace(model, head_dim=96)],
+        "triton": [
+            windows,
+            replace(model, attention_softcap=50.0),
+            replace(model, architecture="gpt-oss"),
+            *(replace(model, head_dim=size) for size in (80, 96, 192, 256)),
+        ],
+        "torch": [replace(model, head_dim=320)],
         "flash": [replace(model, num_experts=8, experts_per_token=2, expert_size=32)],
     }
     for backend, models in rows.items():
