@@ -18,7 +18,7 @@ from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.expert_order import ExpertOrder
 from engine.kernels.quantize_rows import quantize_rows
 from engine.model.experts import ClampedGate
-from engine.model.fp8_matrix import Weight, operands
+from engine.model.fp8_matrix import Fp8Matrix, Weight, operands
 from runtime.device.quick_launch import QuickLaunch
 
 
@@ -35,30 +35,43 @@ class Tiles(NamedTuple):
     inner: int
     num_warps: int
     num_stages: int
+    turned: bool = False  # weights on the left side of the product
 
 
 class Choices(NamedTuple):
+    alone: Tiles  # of gates and ups, for one row
     few: Tiles  # up to 12 rows of an expert on average
+    shallow: Tiles  # as few, with less than 1 KB of weights to each column
     several: Tiles  # up to 24
     some: Tiles  # up to 64
     many: Tiles
 
 
 _FEW = Tiles(16, 64, 128, 4, 4)
-SMALL = Choices(_FEW, _FEW, Tiles(64, 128, 64, 4, 4), Tiles(128, 128, 64, 8, 3))  # 98 KB
+SMALL = Choices(_FEW, _FEW, _FEW, _FEW, Tiles(64, 128, 64, 4, 4), Tiles(128, 128, 64, 8, 3))  # 98 KB
 LARGE = Choices(  # 147 KB
-    Tiles(16, 128, 128, 4, 3), Tiles(32, 256, 128, 4, 2), Tiles(64, 256, 64, 8, 3), Tiles(128, 256, 64, 8, 3)
+    Tiles(16, 128, 128, 4, 3),
+    Tiles(16, 128, 128, 8, 3, True),
+    Tiles(16, 128, 64, 8, 4),
+    Tiles(32, 256, 128, 4, 2),
+    Tiles(64, 256, 64, 8, 3),
+    Tiles(128, 256, 64, 8, 3),
 )
 LARGE_ON = (9, 10)  # compute capabilities, of Hopper and Blackwell: a program may have 227 KB of shared memory
 FLOAT_TILES = Tiles(16, 32, 32, 4, 1)
 
 
-def tiles_for(pairs: int, num_experts: int, dtype: torch.dtype, device: torch.device) -> Tiles:
-    if dtype == torch.float32:
+def _tiles(x: Tensor, weights: Weight, order: ExpertOrder, *, gated: bool) -> Tiles:
+    if x.dtype == torch.float32:
         return FLOAT_TILES
-    choices, rows = LARGE if _is_large(device) else SMALL, pairs / num_experts
+    choices, rows = LARGE if _is_large(x.device) else SMALL, len(order.pairs) / len(weights)
+    if order.first is None:
+        return choices.alone if gated else choices.few
+    if rows <= 12:
+        bits = 8 if isinstance(weights, Fp8Matrix) else 16
+        return choices.shallow if weights.shape[2] * bits < 8 << 10 else choices.few
     if rows <= 24:
-        return choices.few if rows <= 12 else choices.several
+        return choices.several
     return choices.some if rows <= 64 else choices.many
 
 
@@ -86,7 +99,7 @@ def grouped_linear(
     gated, clamped = gate is not None, gate if isinstance(gate, ClampedGate) else None
     n //= 2 if gated else 1
     out = torch.empty(pairs, n, dtype=x.dtype, device=x.device)
-    tiles = tiles or tiles_for(pairs, num_experts, x.dtype, x.device)
+    tiles = tiles or _tiles(x, weights, order, gated=gated)
     values, scales, group = operands(weights, x)
     rows, row_scales = quantize_rows(x) if group else (x, x)
     block_n, inner = _blocks(tiles, n, group or k, gated=gated, eight_bits=group > 0)
@@ -120,6 +133,7 @@ def grouped_linear(
         GATED=gated,
         CLAMPED=clamped is not None,
         EVEN=n % block_n == 0 and k % inner == 0,
+        TURNED=tiles.turned,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         OVERLAP=overlap,
         num_warps=tiles.num_warps,
@@ -166,6 +180,7 @@ def _grouped_linear(
     GATED: tl.constexpr,
     CLAMPED: tl.constexpr,
     EVEN: tl.constexpr,
+    TURNED: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -204,27 +219,33 @@ def _grouped_linear(
         if GATED and not CLAMPED:
             is_row = tl.program_id(0) * BLOCK_N + lanes // 2 < N
             weight_rows = tl.program_id(0) * BLOCK_N + lanes // 2 + lanes % 2 * N
-        at_x = x + (pair // PAIRS_PER_ROW).to(tl.int64)[:, None] * K + inner[None, :]
-        at_weights = weights + expert.to(tl.int64) * expert_stride
-        at_weights += weight_rows.to(tl.int64)[None, :] * row_stride + inner.to(tl.int64)[:, None] * inner_stride
+        at_x = x + (pair // PAIRS_PER_ROW).to(tl.int64) * K
+        at_weights = weights + expert.to(tl.int64) * expert_stride + weight_rows.to(tl.int64) * row_stride
+        deep = inner.to(tl.int64) * inner_stride
         if GROUP > 0:
             at_scales = scales + (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP)
-        product = tl.zeros((BLOCK_M, width), tl.float32)
+        if TURNED:
+            left, right, is_left = at_weights[:, None] + deep[None, :], at_x[None, :] + inner[:, None], is_row[:, None]
+            product = tl.zeros((width, BLOCK_M), tl.float32)
+        else:
+            left, right, is_right = at_x[:, None] + inner[None, :], at_weights[None, :] + deep[:, None], is_row[None, :]
+            product = tl.zeros((BLOCK_M, width), tl.float32)
         for start in tl.range(0, K, BLOCK_K):
             if EVEN:
-                left = tl.load(at_x)
-                right = tl.load(at_weights)
+                of_left, of_right = tl.load(left), tl.load(right)
             else:
                 in_k = start + inner < K
-                left = tl.load(at_x, mask=in_k[None, :], other=0.0)
-                right = tl.load(at_weights, mask=in_k[:, None] & is_row[None, :], other=0.0)
+                of_left = tl.load(left, mask=(is_left & in_k[None, :]) if TURNED else in_k[None, :], other=0.0)
+                of_right = tl.load(right, mask=in_k[:, None] if TURNED else (in_k[:, None] & is_right), other=0.0)
             if GROUP > 0 and GROUP < K:
                 scale = tl.load(at_scales + start // GROUP, mask=is_row, other=0.0)
-                product += tl.dot(left, right) * scale[None, :]
+                product += tl.dot(of_left, of_right) * (scale[:, None] if TURNED else scale[None, :])
             else:
-                product = tl.dot(left, right, product, input_precision=PRECISION)
-            at_x += BLOCK_K
-            at_weights += BLOCK_K * inner_stride
+                product = tl.dot(of_left, of_right, product, input_precision=PRECISION)
+            left += BLOCK_K * inner_stride if TURNED else BLOCK_K
+            right += BLOCK_K if TURNED else BLOCK_K * inner_stride
+        if TURNED:
+            product = tl.trans(product)
         if GROUP == K:
             product *= tl.load(at_scales, mask=is_row, other=0.0)[None, :]
         if GROUP > 0:
