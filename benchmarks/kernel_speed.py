@@ -319,7 +319,8 @@ def _small_variants(model: str, name: str, x: Tensor, weights: Tensor) -> list[R
     return sorted(tried, key=lambda result: -float(result["us"]))
 
 
-_FP8_TILES = [(32, 128, 4, 8), (32, 256, 4, 5), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 5), (128, 128, 8, 4)]
+_FP8_TILES = [(32, 256, 4, 5), (64, 256, 4, 4), (64, 128, 4, 6), (128, 128, 4, 5)]
+_FP8_TILES += [(64, 256, 4, 4, True), (64, 128, 4, 6, True), (128, 128, 4, 4, True), (128, 128, 8, 4, True)]
 
 
 def _eight_bits(*shape: int) -> Fp8Matrix:
@@ -328,7 +329,8 @@ def _eight_bits(*shape: int) -> Fp8Matrix:
 
 
 def eight_bits() -> list[Result]:
-    """Products of few rows with rows' scales: torch's, and fp8_linear with the fastest tiles."""
+    """Products of few rows with rows' scales: torch's, and fp8_linear with the fastest tiles. Both with what quantises
+    the rows, gate and up with what makes one of both."""
     shapes = {
         "8b": {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
         "30b-a3b": {"qkv": (5120, 2048), "out": (2048, 4096)},
@@ -337,28 +339,39 @@ def eight_bits() -> list[Result]:
     for model, named in shapes.items():
         for name, (n, k) in named.items():
             weights = [_eight_bits(n, k) for _ in range(max(2, int(3e8 // (n * k))))]
-            for rows in (8, 32, 64, 128, 256):
-                values, scales = quantize_rows(torch.randn(rows, k, device=DEVICE, dtype=BF16))
-                out = torch.empty(rows, n, device=DEVICE, dtype=BF16)
-                calls = [
-                    partial(torch._scaled_mm, values, w.values.t(), scales, w.scales.t(), out_dtype=BF16)
-                    for w in weights
-                ]
+            gated, most_parts = name == "gate_up", 2 if name in ("out", "down") else 1
+            for rows in (8, 32, 64, 128, 192, 256):
+                x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
                 label = f"{model} {name} {rows}x{n}x{k}"
+                calls = [partial(_scaled_mm, x, w, gated) for w in weights]
                 results.append(_bandwidth(f"scaled_mm {label}", seconds(calls), n * k))
-                high = max(16, min(128, rows))
                 tried = []
-                for rest in _FP8_TILES:
-                    tiles = Fp8Tiles(high, *rest)
-                    calls = [partial(fp8_linear, values, scales, w, out, tiles=tiles) for w in weights]
-                    tried.append(_bandwidth(f"fp8_linear {label}", seconds(calls, 4), n * k) | {"config": str(tiles)})
+                for rest, parts in itertools.product(_FP8_TILES, range(1, most_parts + 1)):
+                    tiles = Fp8Tiles(max(16, min(128, rows)), *rest)
+                    out = torch.empty(parts, rows, n // 2 if gated else n, device=DEVICE, dtype=BF16)
+                    calls = [partial(_fp8_linear, x, w, out, gated, tiles) for w in weights]
+                    config = {"config": f"{tiles}, {parts} parts"}
+                    tried.append(_bandwidth(f"fp8_linear {label}", seconds(calls, 4), n * k) | config)
                 results.append(min(tried, key=lambda result: float(result["us"])))
                 print(*results[-2:], sep="\n", flush=True)
     return results
 
 
+def _scaled_mm(x: Tensor, weight: Fp8Matrix, gated: bool) -> Tensor:
+    values, scales = quantize_rows(x)
+    product = torch._scaled_mm(
+        values, weight.values.t(), scales, weight.scales.t(), out_dtype=BF16, use_fast_accum=True
+    )
+    return silu_mul(product) if gated else product
+
+
+def _fp8_linear(x: Tensor, weight: Fp8Matrix, out: Tensor, gated: bool, tiles: Fp8Tiles) -> Tensor:
+    return fp8_linear(*quantize_rows(x), weight, out, gated=gated, tiles=tiles)
+
+
 _EXPERT_TILES = [(16, 128, 64, 8, 4), (16, 128, 128, 4, 3), (16, 256, 128, 4, 2), (32, 128, 128, 4, 3)]
 _EXPERT_TILES += [(32, 256, 64, 8, 3), (32, 256, 128, 4, 2), (64, 256, 64, 8, 3)]
+_EXPERT_TILES += [(16, 128, 128, 8, 3, True), (16, 128, 128, 4, 3, True), (16, 256, 64, 8, 3, True)]
 
 
 def experts() -> list[Result]:

@@ -1,8 +1,8 @@
 """The model's work around attention as fused Triton kernels: on a GPU, and in tests in Triton's interpreter.
 
 Matrix products of one or two rows are Triton's too, with norm, gate and residual inside; for more rows cuBLAS is
-faster. Where weights have 8 bits, so have the rows that they are multiplied with, but for one or two rows outside
-experts: there the time is that of reading the weights.
+faster, but on Hopper not for few rows of 8 bits. Where weights have 8 bits, so have the rows that they are multiplied
+with, but for one or two rows outside experts: there the time is that of reading the weights.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from engine.kernels.choose_experts import choose_experts
 from engine.kernels.embedding import embed
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.fp8_linear import fp8_linear
+from engine.kernels.fp8_linear import MAX_GATED_ROWS, fp8_linear, is_few, num_parts
 from engine.kernels.grouped_linear import SILU, grouped_linear
 from engine.kernels.quantize_rows import QuantizedRows, quantize_rows
 from engine.kernels.rms_norm import quantized_norm, rms_norm
@@ -31,7 +31,7 @@ class TritonOperations:
     def __init__(self, sampled: Tensor) -> None:
         self._sampled = sampled
         # By address: rows of the stream, and what their next norm adds to them.
-        self._begun: dict[int, tuple[Tensor, Tensor]] = {}
+        self._begun: dict[int, tuple[Tensor, ...]] = {}
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return embed(token_ids, self._sampled, table)
@@ -47,17 +47,17 @@ class TritonOperations:
     ) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
-        return self._norm_product(hidden, norm, eps, weight, out)
+        return _product_of(self._normed(hidden, norm, eps, weight), weight, hidden.dtype, out)
 
     def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         if is_small(x):
             return small_linear(x, gate_up, gated=True)
-        return silu_mul(_product(x, gate_up))
+        return _gated_product(x if isinstance(gate_up, Tensor) else quantize_rows(x.contiguous()), gate_up, x.dtype)
 
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         if is_small(hidden):
             return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
-        return silu_mul(self._norm_product(hidden, norm, eps, gate_up))
+        return _gated_product(self._normed(hidden, norm, eps, gate_up), gate_up, hidden.dtype)
 
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         if is_small(x):
@@ -66,7 +66,7 @@ class TritonOperations:
             hidden.addmm_(x, weight.t())
         else:
             self.settle(hidden)
-            self._begun[hidden.data_ptr()] = (hidden, _product(x, weight))
+            self._begun[hidden.data_ptr()] = (hidden, *_product_in_parts(x, weight))
 
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
@@ -94,8 +94,9 @@ class TritonOperations:
 
     def settle(self, hidden: Tensor) -> None:
         begun, self._begun = self._begun, {}
-        for rows, part in begun.values():
-            rows.add_(part)
+        for rows, *parts in begun.values():
+            for part in parts:
+                rows.add_(part)
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
@@ -104,30 +105,47 @@ class TritonOperations:
         """What the norm of `hidden` adds to it."""
         return self._begun.pop(hidden.data_ptr(), ())[1:]
 
-    def _norm_product(
-        self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
-    ) -> Tensor:
+    def _normed(self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight) -> Tensor | QuantizedRows:
+        """The norm of `hidden`, in as many bits as `weight` has."""
         parts = self._parts(hidden)
-        if isinstance(weight, Tensor):
-            return _product(rms_norm(hidden, norm, eps, parts), weight, out)
-        return _quantized_product(quantized_norm(hidden, norm, eps, parts), weight, hidden.dtype, out)
+        plain = isinstance(weight, Tensor)
+        return rms_norm(hidden, norm, eps, parts) if plain else quantized_norm(hidden, norm, eps, parts)
 
 
 def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    return _product_of(x if isinstance(weight, Tensor) else quantize_rows(x.contiguous()), weight, x.dtype, out)
+
+
+def _product_of(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype, out: Tensor | None) -> Tensor:
     if isinstance(weight, Tensor):
-        return torch.mm(x, weight.t(), out=out)
-    return _quantized_product(quantize_rows(x.contiguous()), weight, x.dtype, out)
-
-
-def _quantized_product(rows: QuantizedRows, weight: Fp8Matrix, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        assert isinstance(rows, Tensor)
+        return torch.mm(rows, weight.t(), out=out)
     values, scales = rows
     if out is None:
         out = values.new_empty(len(values), len(weight), dtype=dtype)
-    if weight.group != values.shape[1] or out.dtype != torch.bfloat16 or not values.is_cuda:
+    needs_own = weight.group != values.shape[1] or out.dtype != torch.bfloat16 or not values.is_cuda
+    if needs_own or is_few(values, weight):
         return fp8_linear(values, scales, weight, out)
     return torch._scaled_mm(
         values, weight.values.t(), scales, weight.scales.t(), out_dtype=out.dtype, use_fast_accum=True, out=out
     )
+
+
+def _product_in_parts(x: Tensor, weight: Fp8Matrix) -> Sequence[Tensor]:
+    """One part or two whose sum is the product."""
+    values, scales = rows = quantize_rows(x.contiguous())
+    if num_parts(values, weight) > 1:
+        return fp8_linear(values, scales, weight, x.new_empty(2, len(x), len(weight))).unbind()
+    return (_product_of(rows, weight, x.dtype, None),)
+
+
+def _gated_product(rows: Tensor | QuantizedRows, gate_up: Weight, dtype: torch.dtype) -> Tensor:
+    if isinstance(rows, QuantizedRows) and isinstance(gate_up, Fp8Matrix):
+        values, scales = rows
+        if is_few(values, gate_up, MAX_GATED_ROWS):
+            out = values.new_empty(len(values), len(gate_up) // 2, dtype=dtype)
+            return fp8_linear(values, scales, gate_up, out, gated=True)
+    return silu_mul(_product_of(rows, gate_up, dtype, None))
 
 
 def _outputs(x: Tensor, chosen: Tensor, experts: Experts, *, biased: bool) -> Tensor:

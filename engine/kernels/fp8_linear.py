@@ -1,10 +1,14 @@
 """Matrix products of 8-bit rows with 8-bit weights whose scales are those of blocks or of rows.
 
 Numbers that share a scale are multiplied and added up first, and then scaled, so that the tensor cores multiply 8 bits.
+For few rows the time is that of reading the weights, of which cuBLAS reads 0.5 to 2.7 TB/s on an H200, and this kernel
+1.3 to 3.5: Hopper's tensor cores want 64 numbers on the left side, which weights always have.
 """
 
+from functools import cache
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,24 +21,73 @@ from runtime.device.quick_launch import QuickLaunch
 
 class Tiles(NamedTuple):
     rows: int
-    columns: int
+    columns: int  # of weights' rows
     inner: int  # at most
     num_warps: int
     num_stages: int
+    turned: bool = False  # weights on the left side of the product
 
 
 FEW = Tiles(16, 64, 128, 4, 5)  # up to 16 rows
 SOME = Tiles(64, 64, 128, 4, 4)  # up to 128
 MANY = Tiles(128, 128, 128, 8, 3)
+# Fastest on an H200 (benchmarks/kernel_speed.py). For more rows cuBLAS is faster there.
+MAX_ROWS = 128
+MAX_GATED_ROWS = 64
+MAX_ROWS_IN_PARTS = 256
+MIN_PROGRAMS = 256  # about two per multiprocessor
 
 
-def fp8_linear(values: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, tiles: Tiles | None = None) -> Tensor:
-    """(values * scales) @ weight.T in `out` [rows, n]: values [rows, k] of float8_e4m3fn, scales [rows, 1]."""
-    (rows, k), n, group = values.shape, len(weight), weight.group
-    tiles = tiles or (FEW if rows <= FEW.rows else SOME if rows <= 2 * SOME.rows else MANY)
+def is_few(values: Tensor, weight: Fp8Matrix, most: int = MAX_ROWS) -> bool:
+    """Whether this kernel is faster than cuBLAS. most: rows, see above."""
+    fits = len(values) <= most and weight.group == values.shape[1]
+    return fits and values.is_cuda and _is_hopper(values.device)
+
+
+def num_parts(values: Tensor, weight: Fp8Matrix) -> int:
+    """In how many parts few rows' product is computed fastest: two where its columns make too few programs."""
+    split = 2 * len(weight) <= 64 * MIN_PROGRAMS and values.shape[1] % 512 == 0
+    return 2 if split and is_few(values, weight, MAX_ROWS_IN_PARTS) else 1
+
+
+def _tiles(values: Tensor, weight: Fp8Matrix, gated: bool) -> Tiles:
+    rows = len(values)
+    high = max(16, min(128, triton.next_power_of_2(rows)))
+    if not is_few(values, weight, MAX_ROWS_IN_PARTS):
+        return FEW if rows <= FEW.rows else SOME if rows <= 2 * SOME.rows else MANY
+    if rows > MAX_ROWS:
+        return Tiles(high, 128, 128, 8, 4, True)
+    if gated:
+        return Tiles(high, 64, 128, 4, 6, True) if rows <= 32 else Tiles(high, 128, 128, 4, 4, True)
+    return Tiles(high, 64, 256, 4, 4, True)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def fp8_linear(
+    values: Tensor,
+    scales: Tensor,
+    weight: Fp8Matrix,
+    out: Tensor,
+    *,
+    gated: bool = False,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """(values * scales) @ weight.T in `out` [rows, n]: values [rows, k] of float8_e4m3fn, scales [rows, 1].
+
+    out [parts, rows, n]: takes parts whose sum it is. gated: weight is [2 * n, k], all gates, then all ups, and `out`
+    takes silu(gate) * up.
+    """
+    (rows, k), n, group = values.shape, out.shape[-1], weight.group
+    tiles = tiles or _tiles(values, weight, gated)
     inner = tiles.inner if group == k else min(group, tiles.inner)
     overlap = dependent_launch(values)
-    _fp8_linear[(triton.cdiv(n, tiles.columns), triton.cdiv(rows, tiles.rows))](
+    columns = tiles.columns // (1 + gated)
+    parts = out.shape[0] if out.dim() == 3 else 1
+    _fp8_linear[(triton.cdiv(n, columns), triton.cdiv(rows, tiles.rows), parts)](
         values,
         scales,
         weight.values,
@@ -44,10 +97,13 @@ def fp8_linear(values: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *
         N=n,
         K=k,
         GROUP=group,
+        PARTS=parts,
         BLOCK_M=tiles.rows,
-        BLOCK_N=tiles.columns,
+        BLOCK_N=columns,
         BLOCK_K=inner,
-        EVEN=n % tiles.columns == 0 and k % inner == 0,
+        EVEN=n % columns == 0 and (k // parts) % inner == 0,
+        GATED=gated,
+        TURNED=tiles.turned,
         OVERLAP=overlap,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -68,40 +124,70 @@ def _fp8_linear(
     N: tl.constexpr,
     K: tl.constexpr,
     GROUP: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
+    GATED: tl.constexpr,
+    TURNED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    """A program computes BLOCK_N columns of the result for BLOCK_M rows. The tile of the product is [weights' rows,
+    rows] where it is TURNED, else [rows, weights' rows]."""
+    width: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    depth: tl.constexpr = K // PARTS
+    begin = tl.program_id(2) * depth
+    lanes = tl.arange(0, width)
+    if GATED:  # gates and ups take turns
+        columns = tl.program_id(0) * BLOCK_N + lanes // 2
+        weight_rows = columns + lanes % 2 * N
+    else:
+        columns = tl.program_id(0) * BLOCK_N + lanes
+        weight_rows = columns
+    is_column = columns < N
+    at_rows = weights + weight_rows.to(tl.int64) * K + begin
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
-    is_row, is_column = rows < num_rows, columns < N
-    at_values = values + rows.to(tl.int64)[:, None] * K + inner[None, :]
-    at_weights = weights + columns.to(tl.int64)[None, :] * K + inner[:, None]
-    at_scales = weight_scales + columns * (K // GROUP)
-    result = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in tl.range(0, K, BLOCK_K):
+    is_row = rows < num_rows
+    at_values = values + rows.to(tl.int64) * K + begin
+    at_scales = weight_scales + weight_rows * (K // GROUP)
+    if TURNED:
+        left, right = at_rows[:, None] + inner[None, :], at_values[None, :] + inner[:, None]
+        is_left, is_right = is_column[:, None], is_row[None, :]
+        result = tl.zeros((width, BLOCK_M), tl.float32)
+    else:
+        left, right = at_values[:, None] + inner[None, :], at_rows[None, :] + inner[:, None]
+        is_left, is_right = is_row[:, None], is_column[None, :]
+        result = tl.zeros((BLOCK_M, width), tl.float32)
+    for start in tl.range(0, depth, BLOCK_K):
         if EVEN:
-            left = tl.load(at_values, mask=is_row[:, None], other=0.0)
-            right = tl.load(at_weights)
+            of_left = tl.load(left) if TURNED else tl.load(left, mask=is_left, other=0.0)
+            of_right = tl.load(right, mask=is_right, other=0.0) if TURNED else tl.load(right)
         else:
-            in_k = start + inner < K
-            left = tl.load(at_values, mask=is_row[:, None] & in_k[None, :], other=0.0)
-            right = tl.load(at_weights, mask=in_k[:, None] & is_column[None, :], other=0.0)
+            in_k = start + inner < depth
+            of_left = tl.load(left, mask=is_left & in_k[None, :], other=0.0)
+            of_right = tl.load(right, mask=is_right & in_k[:, None], other=0.0)
         if GROUP < K:
-            scale = tl.load(at_scales + start // GROUP, mask=is_column, other=0.0)
-            result += tl.dot(left, right) * scale[None, :]
+            scale = tl.load(at_scales + (begin + start) // GROUP, mask=is_column, other=0.0)
+            result += tl.dot(of_left, of_right) * (scale[:, None] if TURNED else scale[None, :])
         else:
-            result = tl.dot(left, right, result)
-        at_values += BLOCK_K
-        at_weights += BLOCK_K
+            result = tl.dot(of_left, of_right, result)
+        left += BLOCK_K
+        right += BLOCK_K
+    row_scales = tl.load(scales + rows, mask=is_row, other=0.0)
+    if TURNED:
+        result = tl.trans(result)
     if GROUP == K:
         result *= tl.load(at_scales, mask=is_column, other=0.0)[None, :]
-    result *= tl.load(scales + rows, mask=is_row, other=0.0)[:, None]
-    at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+    result *= row_scales[:, None]
+    to_columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GATED:
+        gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N, 2)))
+        shrunk = tl.exp(-tl.abs(gate))  # never overflows
+        result = gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
+    at = out + (tl.program_id(2) * num_rows + rows.to(tl.int64))[:, None] * N + to_columns[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=is_row[:, None] & (to_columns < N)[None, :])

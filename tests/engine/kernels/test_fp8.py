@@ -5,7 +5,7 @@ import torch
 
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.fp8_linear import fp8_linear
+from engine.kernels.fp8_linear import Tiles, fp8_linear
 from engine.kernels.grouped_linear import SILU, SMALL, grouped_linear
 from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.rms_norm import quantized_norm, rms_norm
@@ -59,6 +59,22 @@ def test_a_product_with_blocks_or_rows(dtype: torch.dtype, rows: int, n: int, k:
     expected = (values.double() * scales) @ weight.products().double().t()
     assert relative_error(out[:rows], expected) < SUM_ERROR[dtype]
     assert (out[rows] == 7).all()
+
+
+@pytest.mark.parametrize("tiles", [None, Tiles(16, 64, 64, 4, 2, turned=True), Tiles(32, 64, 128, 4, 2)])
+@pytest.mark.parametrize(("n", "k", "group"), [(64, 256, 256), (48, 256, 64), (40, 96, 96)])
+def test_products_turned_gated_and_in_parts(tiles: Tiles | None, n: int, k: int, group: int) -> None:
+    rows = 21
+    weight, (values, scales) = matrix(2 * n, k, group=group), quantize_rows(random(rows, k))
+    products = (values.double() * scales) @ weight.products().double().t()
+    gated, parts = torch.empty(rows, n, device=DEVICE), torch.empty(2, rows, 2 * n, device=DEVICE)
+    fp8_linear(values, scales, weight, gated, gated=True, tiles=tiles)
+    gate, up = products.chunk(2, -1)
+    assert relative_error(gated, torch.nn.functional.silu(gate) * up) < SUM_ERROR[torch.float32]
+    fp8_linear(values, scales, weight, parts, tiles=tiles)
+    assert relative_error(parts.sum(0), products) < SUM_ERROR[torch.float32]
+    halves = (values[:, : k // 2].double() * scales) @ weight.products()[:, : k // 2].double().t()
+    assert relative_error(parts[0], halves) < SUM_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
