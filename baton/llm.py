@@ -19,7 +19,7 @@ from baton_proto.worker import TAGS
 from engine.core.engine import Engine
 from engine.interface import LEVELS
 from engine.loading.model_memory import Tensors
-from kvtransfer.slab.slab import EngineSlab
+from kvtransfer.slab.slab import Slab
 from router.api.wishes.sampling_options import model_defaults
 from router.parsing.families import MARKS
 from router.requests.request import GenerateRequest
@@ -65,7 +65,7 @@ class LLM:
         answers = Answers(assembly, self.tokenizer)
         self._close = weakref.finalize(self, _close, answers, assembly)  # at the end of the program, if not before
         self._open: Answers | None = answers
-        slab = assembly.kv.slab
+        slab = assembly.slab
         if slab.driver.kind == "cuda":
             answers.call_idle(lambda _: _use_device_of(slab))
         way_out = _way_out(config, files, assembly.max_model_len)
@@ -183,11 +183,11 @@ def _on_gpu(config: ServingConfig) -> bool:
     return resolve_device(config.engine).type == "cuda"
 
 
-def _use_device_of(slab: EngineSlab) -> None:
+def _use_device_of(slab: Slab) -> None:
     """The engine's thread begins with the first GPU, and its maker may be on another one."""
     import torch
 
-    torch.cuda.set_device(slab.tensor.device)
+    torch.cuda.set_device(slab.layers[0].device)
 
 
 def _close(answers: Answers, assembly: OwnAssembly) -> None:

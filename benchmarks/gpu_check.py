@@ -218,7 +218,7 @@ def run_layers(
         runner._buffer.upload(runner._buffer.pack(batch, shape, {}))
         inputs = runner._buffer.view(shape)
         bound = [LayerAttention(attention, inputs) for attention in runner._attentions]
-        attend = StepAttention(bound, runner._slab, size if size > 1 else 0, None)
+        attend = StepAttention(bound, runner._caches, size if size > 1 else 0, None)
         hidden = model.embed(inputs.token_ids)
         for index, layer in enumerate(model.layers):
             layer.forward(hidden, attend)

@@ -15,6 +15,7 @@ from engine.blocks.disk_prefixes import DiskPrefixCache
 from engine.blocks.lower_tier import LowerTier
 from engine.blocks.resting import OUTPUT, prompt_kind
 from engine.blocks.tier_traffic import TierTraffic
+from engine.blocks.window_blocks import WindowBlocks
 from engine.sequences.sequence import Sequence, SequenceStatus
 from runtime.errors import UnavailableError
 
@@ -29,8 +30,13 @@ class BlockManager:
         tier: LowerTier | None = None,
         disk: DiskTier | None = None,
         found: Iterable[tuple[int, DiskBlock]] = (),
+        *,
+        window: int = 0,
+        num_window_blocks: int = 0,
     ) -> None:
-        """found: what lies on the disk already, by its slot there, the youngest first."""
+        """found: what lies on the disk already, by its slot there, the youngest first. num_window_blocks: of the layers
+        with that window, where they have blocks of their own, which there are no tiers for; 0: they have not."""
+        assert not (num_window_blocks and tier)
         assert num_blocks > 0
         assert block_size > 0
         self.num_blocks = num_blocks
@@ -38,7 +44,10 @@ class BlockManager:
         num_slots, num_copies = (one.num_slots if one is not None else 0 for one in (tier, disk))
         self.cache = DiskPrefixCache(block_size, num_blocks, num_slots, num_copies)
         self.cache.adopt((copy + self.cache.first_copy, block) for copy, block in found)
-        self.tiers = TierTraffic(self.cache, block_size, tier, disk)
+        self.windows: WindowBlocks | None = None
+        if num_window_blocks:
+            self.windows = WindowBlocks(num_window_blocks, window, block_size, self.cache.table)
+        self.tiers = TierTraffic(self.cache, block_size, tier, disk, self.windows)
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
@@ -64,6 +73,11 @@ class BlockManager:
         """Blocks that can be taken now, cached ones included."""
         return self.num_free + self.num_cached
 
+    @property
+    def num_at_once(self) -> int:
+        """Blocks that running sequences can be given now, with places in all layers."""
+        return self.num_available if self.windows is None else min(self.num_available, self.windows.num_available)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -80,6 +94,8 @@ class BlockManager:
         num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
+        if self.windows is not None and not self.windows.has_room(here, num_new + len(here), keep_available):
+            return False
         self._share(here, num_resting)
         self.cache.keep(lowered)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
@@ -91,21 +107,37 @@ class BlockManager:
         sequence.num_committed_blocks = len(hits)
         sequence.found(len(hits) * self.block_size)
         self._holders[sequence] = None
+        if self.windows is not None:
+            self.windows.begin(sequence, len(hits))
         self.tiers.forgo(sequence)
         return True
 
     def append(self, sequence: Sequence) -> bool:
-        """Takes blocks for all tokens that the sequence has now. False, with nothing changed, when too few are
-        available."""
+        """Takes blocks for all tokens that the sequence has now. False when too few are available; then it has got
+        none."""
         num_new = self.blocks_for(sequence.num_tokens) - len(sequence.block_table)
         if num_new <= 0:
             return True
         if num_new > self.num_available:
             return False
+        if self.windows is not None:
+            self.windows.slide(sequence, sequence.num_scheduled_tokens)
+            if num_new > self.windows.num_available:
+                return False
         new = self._take(num_new)
         sequence.block_table += new
         sequence.moves += self.tiers.moves.of(new)
+        if self.windows is not None:
+            self.windows.reach(sequence, sequence.num_scheduled_tokens, sequence.num_tokens)
         return True
+
+    def reach(self, sequence: Sequence, num_tokens: int, keep_available: int) -> int:
+        """How many of its next tokens, which are within its blocks, a sequence can compute in the next step: fewer
+        where layers with a window have few places. keep_available: places that others may need soon."""
+        if self.windows is None:
+            return num_tokens
+        start = sequence.num_scheduled_tokens
+        return self.windows.reach(sequence, start, start + num_tokens, keep_available)
 
     def commit(self, sequence: Sequence) -> None:
         """Puts the full blocks that were computed since the last commit into the prefix cache.
@@ -135,6 +167,8 @@ class BlockManager:
             self.cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered)
         self._share(here, self._num_resting(here))
         sequence.block_table[places] = here
+        if self.windows is not None:
+            self.windows.move(sequence, first, own)
         sequence.moves += self.tiers.moves.of(here)
         if sequence.pinned or sequence.num_in_flight_tokens:
             sequence.retired_blocks += own
@@ -162,6 +196,8 @@ class BlockManager:
         del self._holders[sequence]
         if sequence.status is SequenceStatus.FINISHED:
             self._follow_hint(sequence)
+        if self.windows is not None:
+            self.windows.end(sequence)
         self._drop(sequence.block_table[::-1])
         self._drop(sequence.retired_blocks)
         sequence.block_table = []
@@ -191,7 +227,7 @@ class BlockManager:
         """Empties the prefix cache but for blocks that sequences hold; those are announced again. When it returns, no
         copy is under way."""
         self.tiers.clear()
-        self._returned += self.cache.clear()
+        self._give_back(self.cache.clear())
 
     def vacate(self) -> None:
         """Empties the device: prefixes that fit go into the lower tier, and are there when it returns. Invariant: no
@@ -200,12 +236,14 @@ class BlockManager:
         if not self.cache.num_slots:
             self.clear()  # in one event
         else:
-            self._returned += self._evict(self.num_cached)
+            self._give_back(self._evict(self.num_cached))
             self.tiers.moves.wait()
 
     def land(self) -> bool:
         """Books what the tiers have done, and empties blocks before they are needed, so that few steps wait for that.
-        Returns whether sequences that wait for the tiers may go on."""
+        Returns whether sequences that wait for the tiers may go on. Called before each step."""
+        if self.windows is not None:
+            self.windows.slide_all()
         if 2 * self.num_free < self.tiers.spare:
             self._returned[:0] = self._evict(min(self.tiers.spare - self.num_free, self.num_cached))
         return self.tiers.land()
@@ -233,6 +271,8 @@ class BlockManager:
         blocks = [self.cache.evict() for _ in range(count)]
         if blocks:
             self.tiers.write_behind()
+            if self.windows is not None:
+                self.windows.forget(blocks)
         return blocks
 
     def _num_resting(self, hits: list[int]) -> int:
@@ -250,7 +290,12 @@ class BlockManager:
         references = self._references
         for block in blocks:
             references[block] -= 1
-        self._returned += self.cache.rest([block for block in blocks if not references[block]])
+        self._give_back(self.cache.rest([block for block in blocks if not references[block]]))
+
+    def _give_back(self, blocks: list[int]) -> None:
+        self._returned += blocks
+        if self.windows is not None:
+            self.windows.forget(blocks)
 
     @property
     def holders(self) -> list[Sequence]:
@@ -265,6 +310,7 @@ class BlockManager:
             *self._holder_problems(),
             *self.tiers.check_integrity(self._holders),
             *self._block_problems(held),
+            *(self.windows.check_integrity(set(self._returned)) if self.windows is not None else ()),
         ]
 
     def _holder_problems(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from engine.blocks.disk_copies import DiskTier
 from engine.blocks.disk_prefixes import DiskPrefixCache
 from engine.blocks.lower_tier import LowerTier
 from engine.blocks.prefix_cache import num_before
+from engine.blocks.window_blocks import WindowBlocks
 from engine.sequences.moves import Moves
 from engine.sequences.sequence import Sequence
 
@@ -21,7 +22,12 @@ class TierTraffic:
     """Engine thread only. Without tiers nothing moves, and what is cached lies on the device."""
 
     def __init__(
-        self, cache: DiskPrefixCache, block_size: int, tier: LowerTier | None = None, disk: DiskTier | None = None
+        self,
+        cache: DiskPrefixCache,
+        block_size: int,
+        tier: LowerTier | None = None,
+        disk: DiskTier | None = None,
+        windows: WindowBlocks | None = None,
     ) -> None:
         assert disk is None or tier is not None
         self.num_raised = 0  # blocks that were copied back from the lower tier
@@ -35,6 +41,7 @@ class TierTraffic:
         self._block_size = block_size
         self._tier = tier
         self._disk = disk
+        self._windows = windows
         self._wake: Callable[[], object] = lambda: None
         self._is_flushing = False
         self._is_awaited_move = False  # whether somebody asks again when one has ended
@@ -67,7 +74,7 @@ class TierTraffic:
 
     def _usable(self, hits: list[int]) -> list[int]:
         """The hits before the first one that would have to be read from the disk; those of the device alone, when the
-        others are computed sooner than copied."""
+        others are computed sooner than copied, and those behind which layers with a window have what is seen."""
         if self._disk is not None:
             first = num_before(hits, self._cache.first_copy)
             hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]
@@ -75,7 +82,7 @@ class TierTraffic:
             here, lowered = self._cache.by_home(hits)
             if lowered and self._tier.load_s(len(lowered)) > self.compute_s(len(lowered) * self._block_size):
                 return here
-        return hits
+        return hits if self._windows is None else hits[: self._windows.num_usable(hits)]
 
     def _is_in_memory(self, block: int) -> bool:
         return self._cache.content(block) is not None

@@ -75,7 +75,7 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._waiting_tokens = 0
         self._waiting_pairs = 0
-        self._starved: Sequence | None = None  # the first of `waiting`, while it waits for memory
+        self._starved: Sequence | None = None  # the first prompt, in their order, that waits for memory
         self._dead_ends: list[DeadEnd] = []
         self._had_turn = (0, -1)  # the order of whose turn was the last one
 
@@ -139,6 +139,8 @@ class Scheduler:
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
+        if sequence is self._starved:
+            self._starved = None
         self._speculation.forget(sequence)
         self.release(sequence)
 
@@ -156,20 +158,31 @@ class Scheduler:
         ready = [item for item in grown if not item.sequence.moves or _is_enqueued(item.sequence)]
         decode, drafted = self._speculation.apart(ready, self.max_batch_tokens, self.block_manager.block_size)
         prefill = self._schedule_prefill(drafted + decode, now_s)
+        if not (grown or prefill) and self._is_stuck:
+            self._preempt(self.running[-1])
+            return self.schedule(now_s)
         return Batch(prefill, decode if ready or prefill else grown, drafted)
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether prompts that have begun wait for places that others hold, and nobody is about to give any back."""
+        starved, running = self._starved, self.running
+        is_waiting = starved is not None and starved.status is SequenceStatus.RUNNING
+        return is_waiting and len(running) > 1 and not any(sequence.num_in_flight_tokens for sequence in running)
 
     @property
     def is_short_of_memory(self) -> bool:
         """Whether the next tokens of the decoding sequences need more blocks than are available."""
         manager = self.block_manager
-        if len(self.running) <= manager.num_available:  # none needs more than one
+        num_available = manager.num_at_once
+        if len(self.running) <= num_available:  # none needs more than one
             return False
         num_new = sum(
             manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
             for sequence in self.running
             if sequence.is_decoding
         )
-        return num_new > manager.num_available
+        return num_new > num_available
 
     def take_dead_ends(self) -> list[DeadEnd]:
         taken, self._dead_ends = self._dead_ends, []
@@ -283,6 +296,9 @@ class Scheduler:
             if sequence.moves and not self._tiers.is_near(sequence):
                 copied.append(sequence)
                 continue
+            if not self.block_manager.reach(sequence, 1, num_rows):
+                self._starved = self._starved or sequence
+                continue
             item = self._chunk(sequence, budget_ms, room, num_rows, is_first=not items)
             items.append(item)
             if not item.sample:
@@ -334,6 +350,7 @@ class Scheduler:
         left = sequence.num_prefill_tokens - start
         num_tokens = self.budget.tokens(budget_ms, Prompt(start, left, inf))
         num_tokens = min(left, room, max(num_tokens, LEAST_TOKENS if is_first else 1))
+        num_tokens = self.block_manager.reach(sequence, num_tokens, num_rows)
         num_tokens = num_tokens if num_tokens == left else in_tiles(num_rows, num_tokens)
         return ScheduledSequence(sequence, start, num_tokens, sample=num_tokens == left)
 
@@ -372,8 +389,6 @@ class Scheduler:
         sequence.leader = None
         self._waiting_tokens -= sequence.num_tokens
         self._waiting_pairs -= prefill_pairs(0, sequence.num_tokens)
-        if sequence is self._starved:
-            self._starved = None
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the queues, in sentences; empty when all is well."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import structlog
 import torch
-from torch import Tensor
 
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.flash_attention import FlashAttention
@@ -16,6 +15,7 @@ from engine.cuda.triton_operations import TritonOperations
 from engine.kernels.decode_attention import DecodeScratch
 from engine.kernels.prefill_attention import query_tile
 from engine.kernels.scores import Scores
+from engine.model.attention import Caches
 from engine.model.families.llama import Llama
 from engine.model.families.registry import MODELS
 from engine.model.operations import Operations
@@ -24,6 +24,7 @@ from engine.parallel.collective import Collective, own_shard
 from engine.parallel.peer_push import make_peer_push
 from engine.parallel.peer_sum import make_peer_sum
 from engine.parallel.sharded_operations import ShardedOperations
+from engine.runners.cache_groups import in_two_groups
 from engine.runners.sampler import Sampler
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
@@ -41,7 +42,7 @@ _PROGRAMS_PER_PROCESSOR = 4  # of decode attention that run at once (benchmarks/
 def build_cuda_runner(
     config: ModelConfig,
     weights: TensorSource,
-    slab: Tensor,
+    caches: Caches,
     eos_token_ids: frozenset[int],
     *,
     max_batch_tokens: int,
@@ -50,12 +51,12 @@ def build_cuda_runner(
     flash: bool,
     collective: Collective | None = None,
 ) -> CudaRunner:
-    """A runner on the slab's device, in the weights' dtype; CudaRunner.capture records its CUDA graphs. Raises
+    """A runner on the caches' device, in the weights' dtype; CudaRunner.capture records its CUDA graphs. Raises
     ModelError.
 
-    `config` is the whole model's; with several ranks, `weights` and `slab` are this rank's.
+    `config` is the whole model's; with several ranks, `weights` and `caches` are this rank's.
     """
-    device, block_size = slab.device, slab.shape[4]
+    device, block_size = caches[0].device, caches[0].shape[3]
     shard = own_shard(config, collective)
     config = shard.config
     programs_at_once = max(1, _PROGRAMS_PER_PROCESSOR * _num_processors(device) // config.num_kv_heads)
@@ -84,7 +85,7 @@ def build_cuda_runner(
         device=device,
     )
     masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts
-    return CudaRunner(model, attentions, slab, sampled, buffer, masks, Sampler(eos_token_ids), max_rows, collective)
+    return CudaRunner(model, attentions, caches, sampled, buffer, masks, Sampler(eos_token_ids), max_rows, collective)
 
 
 def _attentions(
@@ -128,11 +129,12 @@ def build_on_gpu(
     gpu_share: int = 1,
     memory_share: float = 0.97,
     collective: Collective | None = None,
+    two_groups: bool = False,
 ) -> GpuEngine:
     """Loads the model, allocates the KV slab and captures graphs. The slab takes `kv_bytes`, or, when None, the memory
     that the largest step leaves. All ranks call it together and get as many blocks as the rank with the least room has.
 
-    gpu_share: number of processes that share the device, each with an equal part.
+    gpu_share: number of processes that share the device, each with an equal part. two_groups: see cache_groups.py.
     memory_share: part of the device's memory that may be in use, whoever uses it.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
@@ -140,12 +142,11 @@ def build_on_gpu(
     device = torch.device("cuda", torch.cuda.current_device())
     num_kv_heads = len(own_shard(config, collective).kv_heads)
     one_block = SlabLayout(config.num_layers, 1, num_kv_heads, block_size, config.head_dim, kv_dtype)
-    driver = memory_of(device)
-    probe = Slab(one_block, driver)
+    probe = Slab(one_block, driver := memory_of(device))
     runner = build_cuda_runner(
         config,
         weights,
-        probe.tensor,
+        probe.layers,
         eos_token_ids,
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
@@ -156,21 +157,21 @@ def build_on_gpu(
     peak = runner.measure_peak(max_model_len)
     free, total = torch.cuda.mem_get_info(device)
     taken = torch.cuda.memory_reserved(device) + (weights.memory.nbytes if weights.memory else 0)
-    step = peak + _GRAPH_BYTES
-    room, part = kv_room(total, free, taken, step, gpu_share=gpu_share, memory_share=memory_share)
+    room, part = kv_room(total, free, taken, peak + _GRAPH_BYTES, gpu_share=gpu_share, memory_share=memory_share)
     wanted = part if kv_bytes is None else kv_bytes
     num_blocks = wanted // one_block.nbytes if wanted <= room else 0
-    if collective is not None:
-        num_blocks = collective.smallest(num_blocks)
+    num_blocks = num_blocks if collective is None else collective.smallest(num_blocks)
     if num_blocks < 1:
         problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
         raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
-    slab = Slab(dataclasses.replace(one_block, num_blocks=num_blocks), driver)
-    runner.attach(slab.tensor)
+    layout = dataclasses.replace(one_block, num_blocks=num_blocks)
+    layout = in_two_groups(layout, config, max_running, max_batch_tokens, max_model_len) if two_groups else layout
+    slab = Slab(layout, driver)
+    runner.attach(slab.layers)
     probe.close()
     if graphs:
         runner.capture()
-    log.info("gpu engine built", blocks=num_blocks, kv_bytes=slab.layout.nbytes, peak_bytes=peak, flash=flash)
+    log.info("gpu engine built", blocks=layout.num_blocks, kv_bytes=layout.nbytes, peak_bytes=peak, flash=flash)
     return GpuEngine(runner, slab)
 
 

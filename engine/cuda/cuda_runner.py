@@ -24,7 +24,7 @@ from engine.cuda.step_inputs import StepBuffer, StepInputs, rows_of
 from engine.cuda.triton_attention import TritonAttention
 from engine.kernels.copy_words import copy_words
 from engine.kernels.sampling import MaskedRows, VocabularySplit, partial_buffer, sample
-from engine.model.attention import LayerAttention, StepAttention
+from engine.model.attention import Caches, LayerAttention, StepAttention
 from engine.model.families.llama import Llama
 from engine.model.shard import vocabulary_share
 from engine.parallel.collective import Collective
@@ -82,7 +82,7 @@ class CudaRunner:
         self,
         model: Llama,
         attentions: Run[TritonAttention],
-        slab: Tensor,
+        caches: Caches,
         sampled: Tensor,
         buffer: StepBuffer,
         masks: MaskBuffer,
@@ -96,7 +96,7 @@ class CudaRunner:
         self.num_layers = model.config.num_layers
         self._model = model
         self._attentions = attentions
-        self._slab = slab
+        self._caches = caches
         self._sampled = sampled
         self._buffer = buffer
         self._masks = masks
@@ -107,9 +107,9 @@ class CudaRunner:
         self._split: VocabularySplit | None = None
         if collective is not None:
             self._split = VocabularySplit(model.vocabulary.start, self._share, self._vocab_size, collective.gather)
-        self._partial = partial_buffer(len(sampled), self._share, slab.device)
+        self._partial = partial_buffer(len(sampled), self._share, sampled.device)
         self._rows: dict[Sequence, int] = {}  # where `sampled` holds the last step's tokens
-        self._is_cuda = slab.device.type == "cuda"
+        self._is_cuda = sampled.device.type == "cuda"
         hosts = [torch.zeros(len(sampled), dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(_ON_THE_WAY)]
         self._hosts = itertools.cycle(hosts)
         self._graphs: DecodeGraphs | None = None
@@ -118,10 +118,11 @@ class CudaRunner:
         self._logits = torch.empty(0)  # of the last graph that ran
         self._followed: tuple[StepShape, Tensor | None] | None = None  # the step that a DeviceDraw follows
         self._max_rows = max_rows
+        self._block_size = caches[0].shape[3]
 
     @torch.inference_mode()
     def measure_peak(self, max_model_len: int) -> int:
-        """Bytes that the largest step takes beside weights and KV. The slab may be too small for the tokens."""
+        """Bytes that the largest step takes beside weights and KV. The caches may be too small for the tokens."""
         self._run_largest(max_model_len)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -141,8 +142,8 @@ class CudaRunner:
         self._run_prompts(1, min(max_model_len, len(self._sampled)), prompt_logprobs=0)
 
     def _run_prompts(self, count: int, num_tokens: int, prompt_logprobs: int | None = None) -> None:
-        """Prompts of zeros, all of them in the slab's first block."""
-        blocks = [0] * -(-num_tokens // self._slab.shape[4])
+        """Prompts of zeros, all of them in the first block of each cache."""
+        blocks = [0] * -(-num_tokens // self._block_size)
         items = []
         sampling = SamplingParams(max_tokens=1, prompt_logprobs=prompt_logprobs)
         for index in range(count):
@@ -152,10 +153,10 @@ class CudaRunner:
         self.submit(Batch(items, []))
         self._rows = {}
 
-    def attach(self, slab: Tensor) -> None:
-        """Replaces the slab, before `capture`."""
+    def attach(self, caches: Caches) -> None:
+        """Replaces the caches, before `capture`."""
         assert self._graphs is None
-        self._slab = slab
+        self._caches = caches
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -163,11 +164,11 @@ class CudaRunner:
         if self._is_cuda:
             self._warm_up()
             shape = (min(self._max_rows, LARGEST_GRAPH), len(self._model.vocabulary))
-            self._logits = torch.empty(shape, dtype=self._model.embeddings.dtype, device=self._slab.device)
+            self._logits = torch.empty(shape, dtype=self._model.embeddings.dtype, device=self._sampled.device)
             self._graphs = DecodeGraphs(self._max_rows, self._clear, self._run_padded)
             self._draw_masked(self._buffer.decode_shape(1), self._logits, 1, self._masks.received(1))  # compiles
         if self._collective is None:  # because graphs of parts would break PeerSum's turns
-            self._addresses = layer_addresses(self._model, self._slab)
+            self._addresses = layer_addresses(self._model, self._caches)
             self._prompt_graphs = self._record_pieces()
 
     def _record_pieces(self) -> PromptGraphs:
@@ -258,8 +259,8 @@ class CudaRunner:
 
     def _warm_up(self) -> None:
         """Runs prompts of each power of 2, because loading a kernel at its first use stops the GPU. The prompts write
-        to the slab's first block. Invariant: no sequence reads a slot that it has not written."""
-        num_tokens = 2 * self._slab.shape[4]
+        to the first block of each cache. Invariant: no sequence reads a slot that it has not written."""
+        num_tokens = 2 * self._block_size
         while num_tokens <= len(self._sampled):
             length = min(num_tokens, self._attentions[0].num_positions)
             self._run_prompts(min(self._max_rows, num_tokens // length), length)
@@ -284,7 +285,7 @@ class CudaRunner:
         tokens."""
         graphs, num_tokens = self._prompt_graphs, len(inputs.token_ids)
         layers = [LayerAttention(attention, inputs) for attention in self._attentions]
-        attend = StepAttention(layers, self._slab, num_prefill_tokens, layer_done, moves)
+        attend = StepAttention(layers, self._caches, num_prefill_tokens, layer_done, moves)
         if num_prefill_tokens and graphs is not None and graphs.has_room(num_tokens):
             mixed, whole = graphs.mixed(num_tokens), self._attentions[0].is_repeatable(inputs.shape)
             hidden = graphs.forward(inputs.token_ids, RepeatedAttention(attend, mixed, self._addresses, whole=whole))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.model.attention import HeadNorms, StepAttention
+from engine.model.attention import Caches, HeadNorms, StepAttention
 from engine.model.families.llama import Llama, LlamaLayer
 from runtime.device.quick_launch import NotedLaunches
 
@@ -22,10 +22,10 @@ class LayerAddresses(NamedTuple):
     others: Mapping[int, int]  # that layer's addresses, and this layer's in their place
 
 
-def layer_addresses(model: Llama, slab: Tensor) -> list[LayerAddresses]:
+def layer_addresses(model: Llama, caches: Caches) -> list[LayerAddresses]:
     """Of each layer. Empty when kernels of one layer are not compiled for another's alignment."""
     config = model.config
-    addresses = [_addresses(layer, slab) for layer in model.layers]
+    addresses = [_addresses(layer, caches[layer.index]) for layer in model.layers]
     if any(address % 16 for layer in addresses for address in layer):
         return []
     first: dict[object, int] = {}
@@ -36,10 +36,10 @@ def layer_addresses(model: Llama, slab: Tensor) -> list[LayerAddresses]:
     ]
 
 
-def _addresses(layer: LlamaLayer, slab: Tensor) -> list[int]:
+def _addresses(layer: LlamaLayer, cache: Tensor) -> list[int]:
     norms = [] if layer.head_norms is None else [layer.head_norms.query, layer.head_norms.key]
     sinks = [] if layer.sinks is None else [layer.sinks]
-    return [tensor.data_ptr() for tensor in (slab[layer.index], *norms, *sinks)]
+    return [tensor.data_ptr() for tensor in (cache, *norms, *sinks)]
 
 
 class RepeatedAttention:

@@ -51,20 +51,27 @@ def _layout(shape: StepShape) -> _Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Where layers that are alike store and read."""
+
+    slots: Tensor  # [tokens]; negative: stored nowhere
+    decode: DecodePlan
+    prefill: PrefillPlan
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """Views of the device's buffer: the metadata of `TritonAttention` and `FlashAttention`."""
 
     shape: StepShape
     token_ids: Tensor  # [tokens]; negative: see engine.kernels.embedding
     positions: Tensor  # [tokens]
-    slots: Tensor  # [tokens]; negative: stored nowhere
     sample_rows: Tensor  # [samples]
     temperatures: Tensor  # [samples] float32
     output_positions: Tensor  # [samples]
     seeds: Tensor  # [samples, 2]
-    decode: DecodePlan
-    window_decode: DecodePlan | None  # of layers with a window, where there are some
-    prefill: PrefillPlan
+    whole: LayerInputs  # of layers that see all
+    window: LayerInputs | None  # of layers with a window, where there are some
     chunk_ends: Tensor  # [chunks], number of tokens that a chunk's last query sees
     cumulative_lengths: Tensor  # [chunks + 1]
     page_table: Tensor  # [chunks, pages]
@@ -92,7 +99,8 @@ class StepBuffer:
         self._programs_at_once = programs_at_once
         self._query_tile = query_tile
         self._table_from = table_from
-        words = 24 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * (1 if table_from == inf else 2)
+        tables = 1 + (table_from < inf) + (window > 0)
+        words = 28 * (max_tokens + programs_at_once + 32 * _ALIGNMENT) + table_words * tables
         self._device = torch.zeros(words, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)]
@@ -135,24 +143,26 @@ class StepBuffer:
 
         flat = self._device[layout.tables :]
 
-        def decode(prefix: str) -> DecodePlan:
+        chunks = {name: at(name) for name in _CHUNK_FIELDS}
+
+        def layers(prefix: str) -> LayerInputs:
             pieces = {name: at(prefix + name) for name in _PIECE_FIELDS}
-            return DecodePlan(**pieces, table_start=at("decode_table"), tables=flat)
+            return LayerInputs(
+                at(f"{prefix}slots"),
+                DecodePlan(**pieces, table_start=at(f"{prefix}decode_table"), tables=flat),
+                PrefillPlan(**chunks, table_start=at(f"{prefix}prefill_table"), tables=flat),
+            )
 
         return StepInputs(
             shape=shape,
             token_ids=at("token_ids"),
             positions=at("positions"),
-            slots=at("slots"),
             sample_rows=at("sample_rows"),
             temperatures=at("temperatures").view(torch.float32),
             output_positions=at("output_positions"),
             seeds=at("seeds").view(-1, 2),
-            decode=decode(""),
-            window_decode=decode(WINDOW) if shape.has_windows else None,
-            prefill=PrefillPlan(
-                **{name: at(name) for name in _CHUNK_FIELDS}, table_start=at("prefill_table"), tables=flat
-            ),
+            whole=layers(""),
+            window=layers(WINDOW) if shape.has_windows else None,
             chunk_ends=at("end"),
             cumulative_lengths=at("query_start"),
             page_table=at("page_table").view(shape.chunks, shape.pages),
@@ -194,27 +204,29 @@ class StepBuffer:
         starts = np.array([item.start for item in items], dtype=np.int64)
         begins = np.cumsum(counts) - counts
         flat = array("i")
-        table_starts = []
-        for item in items:
-            table_starts.append(len(flat))
-            flat.fromlist(item.sequence.block_table)
+        first_blocks = _append(flat, [item.sequence.block_table for item in items])
+        firsts = {"": first_blocks}
+        if shape.has_windows:
+            has_own = bool(items[0].sequence.window_table)
+            firsts[WINDOW] = _append(flat, [one.sequence.window_table for one in items]) if has_own else first_blocks
         tables = np.frombuffer(flat, dtype=np.int32)
         assert tables_at + len(tables) <= len(words), "the buffer has room for every block table"
-        first_blocks = np.array(table_starts, dtype=np.int64)
 
         positions = np.arange(batch.num_tokens) + np.repeat(starts - begins, counts)
-        blocks = tables[np.repeat(first_blocks, counts) + positions // self._block_size].astype(np.int64)
         put("token_ids", self._token_ids(batch, sampled_rows))
         put("positions", positions)
-        put("slots", blocks * self._block_size + positions % self._block_size)
         self._put_samples(put, items, begins + counts)
         num_chunks = len(batch.chunks)
-        if batch.decode:
-            for prefix, window in (("", 0), (WINDOW, self._window))[: 1 + shape.has_windows]:
+        for prefix, first in firsts.items():
+            blocks = tables[np.repeat(first, counts) + positions // self._block_size].astype(np.int64)
+            put(prefix + "slots", blocks * self._block_size + positions % self._block_size)
+            put(prefix + "prefill_table", first[:num_chunks])
+            if batch.decode:
+                window = self._window if prefix else 0
                 pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once, window)
                 for name in _PIECE_FIELDS:
                     put(prefix + name, getattr(pieces, name))
-            put("decode_table", first_blocks[num_chunks:])
+                put(prefix + "decode_table", first[num_chunks:])
         if batch.chunks:
             lengths = counts[:num_chunks]
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
@@ -224,10 +236,9 @@ class StepBuffer:
             put("context", starts[:num_chunks])
             put("length", lengths)
             put("end", starts[:num_chunks] + lengths)
-            put("prefill_table", first_blocks[:num_chunks])
             if shape.pages:
                 pages = np.zeros((num_chunks, shape.pages), dtype=np.int32)
-                for row, item, first in zip(pages, batch.chunks, table_starts, strict=False):
+                for row, item, first in zip(pages, batch.chunks, first_blocks, strict=False):
                     used = self._num_blocks(item)
                     row[:used] = tables[first : first + used]
                 put("page_table", pages.ravel())
@@ -262,6 +273,15 @@ class StepBuffer:
 
     def _num_blocks(self, item: ScheduledSequence) -> int:
         return -(-item.end // self._block_size)
+
+
+def _append(flat: "array[int]", tables: Run[list[int]]) -> np.ndarray:
+    """Returns where each begins."""
+    starts = []
+    for table in tables:
+        starts.append(len(flat))
+        flat.fromlist(table)
+    return np.array(starts, dtype=np.int64)
 
 
 def rows_of(items: Run[ScheduledSequence]) -> dict[Sequence, int]:

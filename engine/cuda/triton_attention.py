@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.cuda.step_inputs import StepInputs
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from engine.cuda.step_inputs import LayerInputs, StepInputs
+from engine.kernels.decode_attention import DecodeScratch, decode_attention
 from engine.kernels.prefill_attention import prefill_attention
 from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.scores import Scores
@@ -62,24 +62,23 @@ class TritonAttention:
             queries, rotation = self.store(qkv, norms, layer_cache, metadata), None
         else:
             queries, rotation = qkv, self._rotation(norms, metadata)
-        plan = self._decode_plan(metadata)
+        plan = self._inputs(metadata).decode
         return decode_attention(queries, layer_cache, plan, self._scratch, rotation, scores=self._scores)
 
     def prefill(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        prefill_attention(queries, layer_cache, metadata.prefill, out, self._scores)
+        prefill_attention(queries, layer_cache, self._inputs(metadata).prefill, out, self._scores)
 
     def decode(self, queries: Tensor, layer_cache: Tensor, metadata: StepInputs, out: Tensor) -> None:
-        decode_attention(queries, layer_cache, self._decode_plan(metadata), self._scratch, out=out, scores=self._scores)
+        plan = self._inputs(metadata).decode
+        decode_attention(queries, layer_cache, plan, self._scratch, out=out, scores=self._scores)
 
-    def _decode_plan(self, metadata: StepInputs) -> DecodePlan:
+    def _inputs(self, metadata: StepInputs) -> LayerInputs:
         if not self._scores.window:
-            return metadata.decode
-        assert metadata.window_decode is not None, "the step is cut for the window"
-        return metadata.window_decode
+            return metadata.whole
+        assert metadata.window is not None, "the step is laid out for the window"
+        return metadata.window
 
     def _rotation(self, norms: HeadNorms | None, metadata: StepInputs) -> Rotation:
         query_norm, key_norm, eps = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
-        angles = self._angles
-        return Rotation(
-            metadata.slots, metadata.positions, angles.table, query_norm, key_norm, eps, angles.query_scales
-        )
+        angles, slots = self._angles, self._inputs(metadata).slots
+        return Rotation(slots, metadata.positions, angles.table, query_norm, key_norm, eps, angles.query_scales)

@@ -1,6 +1,7 @@
 """Attention over the paged KV cache: the interface of backends, and its binding to one step.
 
-A layer's cache is `slab[layer]`: [num_blocks, kv_heads, 2 (K, V), block_size, head_dim], contiguous.
+A layer's cache is `caches[layer]`: [num_blocks, kv_heads, 2 (K, V), block_size, head_dim], contiguous. Layers with a
+window may have fewer blocks than the others, and block tables of their own.
 """
 
 from collections.abc import Callable, Sequence as Run
@@ -19,6 +20,7 @@ class Span(NamedTuple):
     start: int
     end: int
     block_table: Run[int]
+    window_table: Run[int] = ()  # the same in layers with a window; empty: they have no blocks of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,18 @@ class LayerAttention(NamedTuple):
     metadata: Any  # of `backend`, for one step
 
 
+class Caches(Protocol):
+    """The cache of each layer: a list, or a tensor whose first dimension is the layers."""
+
+    def __getitem__(self, layer: int, /) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepAttention:
     """What a model calls in each layer of one step. The model itself knows no sequences, blocks or phases."""
 
     layers: Run[LayerAttention]  # of each layer
-    slab: Tensor  # [layers, blocks, kv_heads, 2, block_size, head_dim]
+    caches: Caches
     num_prefill_tokens: int
     layer_done: Callable[[int], None] | None  # called when a layer's KV is written
     moves: Run[Move] = ()  # that the step's work in each layer comes after
@@ -73,7 +81,7 @@ class StepAttention:
         self.begin(layer)
         if self.num_prefill_tokens == 0:
             backend, metadata = self.layers[layer]
-            decoded = backend.store_and_decode(qkv, norms, self.slab[layer], metadata)
+            decoded = backend.store_and_decode(qkv, norms, self.caches[layer], metadata)
             self.tell(layer)
             return decoded
         queries = self.store(layer, qkv, norms)
@@ -90,11 +98,11 @@ class StepAttention:
     def store(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """Begins attention in a step with prompts: see `Attention.store`."""
         backend, metadata = self.layers[layer]
-        return backend.store(qkv, norms, self.slab[layer], metadata)
+        return backend.store(qkv, norms, self.caches[layer], metadata)
 
     def mix(self, layer: int, queries: Tensor, mixed: Tensor) -> None:
         """Attends in a step with prompts. mixed: [num_tokens, heads, head_dim], takes the result."""
-        split, cache = self.num_prefill_tokens, self.slab[layer]
+        split, cache = self.num_prefill_tokens, self.caches[layer]
         backend, metadata = self.layers[layer]
         backend.prefill(queries[:split], cache, metadata, mixed[:split])
         if split < len(queries):

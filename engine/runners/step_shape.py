@@ -10,7 +10,7 @@ import msgspec
 
 from engine.model.attention import Span
 
-WINDOW = "window_"  # prefix of the pieces' fields for layers with a window
+WINDOW = "window_"  # prefix of fields of layers with a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StepShape:
     samples: int
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
-    has_windows: bool = False  # decodes are cut for layers with a window, too
+    has_windows: bool = False  # layers with a window have fields of their own
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """Name -> (words, filling of the padding), in order. The block tables follow."""
@@ -39,16 +39,24 @@ class StepShape:
             "output_positions": (self.samples, 0),
             "seeds": (2 * self.samples, 0),
             **self._piece_fields(""),
-            **(self._piece_fields(WINDOW) if self.has_windows else {}),
             "decode_table": (self.rows, 0),
+            "prefill_table": (self.chunks, 0),
+            **(self._window_fields() if self.has_windows else {}),
             "tile_chunk": (self.tiles, 0),
             "tile_start": (self.tiles, 0),
             "query_start": (self.chunks + 1 if self.chunks else 0, 0),
             "context": (self.chunks, 0),
             "length": (self.chunks, 0),
             "end": (self.chunks, 0),
-            "prefill_table": (self.chunks, 0),
             "page_table": (self.chunks * self.pages, 0),
+        }
+
+    def _window_fields(self) -> dict[str, tuple[int, int]]:
+        return {
+            **self._piece_fields(WINDOW),
+            f"{WINDOW}slots": (self.tokens, -1),
+            f"{WINDOW}decode_table": (self.rows, 0),
+            f"{WINDOW}prefill_table": (self.chunks, 0),
         }
 
     def _piece_fields(self, prefix: str) -> dict[str, tuple[int, int]]:

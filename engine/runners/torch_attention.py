@@ -24,8 +24,9 @@ GATHER_BYTES = 4 * 1024 * 1024  # decodes share a gather up to this size, which 
 class _PrefillSpan:
     start: int
     end: int
+    num_keys: int  # up to `end`, from the first block that a token of the span sees
     cache_rows: Tensor
-    mask: Tensor | None  # [end - start, end], added to the scores; None: causal, because the span begins its sequence
+    mask: Tensor | None  # [end - start, num_keys], added to the scores; None: causal, as the span begins its sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class TorchAttention:
         sinks = None if metadata.sinks is None else metadata.sinks[..., None]
         for span in metadata.prefill:
             length = span.end - span.start
-            kv = self._gather(layer_cache, span.cache_rows, 1)[0, :, :, : span.end]
+            kv = self._gather(layer_cache, span.cache_rows, 1)[0, :, :, : span.num_keys]
             # Heads are [kv_heads, group]: a group of query heads reads its KV head through a stride of 0.
             q = queries[done : done + length].view(length, self._kv_heads, -1, self._head_dim).permute(1, 2, 0, 3)
             k, v = kv[:, :, None].expand(-1, -1, q.shape[1], -1, -1)
@@ -175,7 +176,7 @@ class TorchAttention:
         for span in spans:
             positions = np.arange(span.start, span.end)
             first_block = span.start // block_size
-            touched = np.asarray(span.block_table[first_block : (span.end - 1) // block_size + 1])
+            touched = np.asarray(self._table(span)[first_block : (span.end - 1) // block_size + 1])
             blocks = touched[positions // block_size - first_block]
             firsts.append(blocks * (self._kv_heads * 2 * block_size) + positions % block_size)
         heads = np.arange(self._kv_heads) * (2 * block_size)
@@ -187,12 +188,13 @@ class TorchAttention:
         return self._tensor((tables[:, None, None, :] * (2 * self._kv_heads) + part).ravel())
 
     def _prefill_span(self, span: Span) -> _PrefillSpan:
-        table = np.asarray(span.block_table[: self._num_blocks(span)])[None]
-        mask = None
+        first = self._first_block(span)
+        table = np.asarray(self._table(span)[first : self._end_block(span)])[None]
+        begin, mask = first * self._block_size, None
         if span.start or self._needs_scores or 0 < self._window < span.end:
-            positions = torch.arange(span.end, device=self._device)
-            mask = self._additive(self._visible(positions[span.start :, None], positions))
-        return _PrefillSpan(span.start, span.end, self._cache_rows(table), mask)
+            positions = torch.arange(begin, span.end, device=self._device)
+            mask = self._additive(self._visible(positions[span.start - begin :, None], positions))
+        return _PrefillSpan(span.start, span.end, span.end - begin, self._cache_rows(table), mask)
 
     def _grouped(self, spans: Run[Span]) -> list[list[Span]]:
         """Neighbouring spans share a group while their padded gather is within GATHER_BYTES."""
@@ -210,9 +212,10 @@ class TorchAttention:
         num_blocks = max(self._num_blocks(span) for span in spans)
         tables = np.zeros((len(spans), num_blocks), dtype=np.int64)  # padding reads block 0, and its scores are masked
         for row, span in zip(tables, spans, strict=True):
-            row[: self._num_blocks(span)] = span.block_table[: self._num_blocks(span)]
-        lengths = self._tensor(np.array([span.end for span in spans]))
-        visible = self._visible(lengths[:, None] - 1, torch.arange(num_blocks * self._block_size, device=self._device))
+            row[: self._num_blocks(span)] = self._table(span)[self._first_block(span) : self._end_block(span)]
+        # Positions in what is gathered, which begins with another block in each row.
+        newest = self._tensor(np.array([span.end - 1 - self._first_block(span) * self._block_size for span in spans]))
+        visible = self._visible(newest[:, None], torch.arange(num_blocks * self._block_size, device=self._device))
         return _DecodeGroup(len(spans), self._cache_rows(tables), self._additive(visible)[:, None, None])
 
     def _visible(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -220,7 +223,17 @@ class TorchAttention:
         behind = queries - keys
         return (behind >= 0) & (behind < self._window) if self._window else behind >= 0
 
+    def _table(self, span: Span) -> Run[int]:
+        return span.window_table if self._window and span.window_table else span.block_table
+
     def _num_blocks(self, span: Span) -> int:
+        return self._end_block(span) - self._first_block(span)
+
+    def _first_block(self, span: Span) -> int:
+        """The first block that the span's first token sees."""
+        return max(0, span.start - self._window + 1) // self._block_size if self._window else 0
+
+    def _end_block(self, span: Span) -> int:
         return -(-span.end // self._block_size)
 
     def _additive(self, visible: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence as Run
 import torch
 from torch import Tensor
 
-from engine.model.attention import Span, StepAttention
+from engine.model.attention import Caches, Span, StepAttention
 from engine.model.families.llama import Llama
 from engine.model.families.registry import MODELS
 from engine.model.operations import Operations, TorchOperations
@@ -16,6 +16,7 @@ from engine.model.weights import TensorSource
 from engine.parallel.collective import Collective, own_shard
 from engine.parallel.sharded_operations import ShardedOperations
 from engine.runners.auto import dtype_name, is_auto, resolve_device
+from engine.runners.cache_groups import in_two_groups
 from engine.runners.draft_rows import sampled_in_turn
 from engine.runners.prompt_scores import logits_in_parts, score, scored_rows
 from engine.runners.sampler import Sampler
@@ -43,7 +44,7 @@ class ModelRunner:
         self,
         model: Llama,
         attentions: Run[TorchAttention],
-        slab: Tensor,
+        caches: Caches,
         sampler: Sampler,
         collective: Collective | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class ModelRunner:
         self.num_layers = model.config.num_layers
         self._model = model
         self._attentions = attentions
-        self._slab = slab
+        self._caches = caches
         self._sampler = sampler
         self._collective = collective
 
@@ -93,7 +94,7 @@ class ModelRunner:
         sinks = [layer.sinks for layer in self._model.layers]
         attend = StepAttention(
             layers=prepare(self._attentions, sinks, step.prefill, step.decode),
-            slab=self._slab,
+            caches=self._caches,
             num_prefill_tokens=len(step.token_ids) - len(step.decode),
             layer_done=layer_done,
         )
@@ -108,12 +109,14 @@ class ModelRunner:
         return self._collective.gather_columns(logits, vocabulary_share(vocab_size, self._collective.size), vocab_size)
 
     def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._slab.device)
+        return torch.tensor(values, dtype=torch.int64, device=self._caches[0].device)
 
 
-def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective | None = None) -> SlabLayout:
-    """The largest KV slab of this rank that fits into `engine.kv_memory`, without measuring memory. Raises ConfigError
-    when it has no block."""
+def slab_layout(
+    files: ModelFiles, config: EngineConfig, collective: Collective | None = None, *, two_groups: bool = False
+) -> SlabLayout:
+    """The largest KV slab of this rank that fits into `engine.kv_memory`, without measuring memory. two_groups: see
+    cache_groups.py. Raises ConfigError when it has no block."""
     model = own_shard(files.config, collective).config
     device = resolve_device(config)
     one_block = SlabLayout(
@@ -128,36 +131,39 @@ def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective 
     if memory < one_block.nbytes:
         problem = f"{config.kv_memory} is less than one KV block of {files.name}, {one_block.nbytes} bytes"
         raise ConfigError("engine.kv_memory", problem)
-    return dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
+    layout = dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
+    longest = config.max_model_len or files.max_position
+    return in_two_groups(layout, model, config.max_running, config.max_batch_tokens, longest) if two_groups else layout
 
 
 def build_runner(
     files: ModelFiles,
     config: EngineConfig,
-    slab: Tensor,
+    caches: Caches,
     weights: TensorSource,
     collective: Collective | None = None,
 ) -> ModelRunner:
-    """A runner on the slab's device, in the weights' dtype. Raises ModelError.
+    """A runner on the caches' device, in the weights' dtype. Raises ModelError.
 
     `config.threads` above 0 sets torch's CPU threads for the whole process.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    _, num_blocks, num_kv_heads, _, block_size, head_dim = slab.shape
+    cache = caches[0]
+    num_blocks, num_kv_heads, _, block_size, head_dim = cache.shape
     shard = own_shard(files.config, collective)
-    name = str(slab.dtype).removeprefix("torch.")
+    name = str(cache.dtype).removeprefix("torch.")
     layout = SlabLayout(files.config.num_layers, num_blocks, num_kv_heads, block_size, head_dim, name)
     operations: Operations = TorchOperations()
     if collective is not None:
         operations = ShardedOperations(operations, collective)
     model = MODELS[files.config.architecture](shard.config, weights, operations, shard.vocabulary)
-    attentions = torch_attentions(files.config, layout, weights.dtype, slab.device)
-    return ModelRunner(model, attentions, slab, Sampler(files.eos_token_ids), collective)
+    attentions = torch_attentions(files.config, layout, weights.dtype, cache.device)
+    return ModelRunner(model, attentions, caches, Sampler(files.eos_token_ids), collective)
 
 
 def _spans(items: Run[ScheduledSequence]) -> list[Span]:
-    return [Span(item.start, item.end, item.sequence.block_table) for item in items]
+    return [Span(item.start, item.end, item.sequence.block_table, item.sequence.window_table) for item in items]
 
 
 def _sample_rows(batch: Batch) -> list[int]:

@@ -86,6 +86,8 @@ class Sequence:
     )  # last prompt tokens whose log-probabilities are asked for, unknown
     scores: list[TokenScores] | None = field(default=None, init=False)  # of those before; None: not asked for, or taken
     block_table: list[int] = field(default_factory=list, init=False)
+    window_table: list[int] = field(default_factory=list, init=False)
+    # Where block_table lies in layers with a window, as far as it is held; empty: as in the others.
     retired_blocks: list[int] = field(default_factory=list, init=False)  # replaced by canonical ones, but still read
     moves: list[Move] = field(default_factory=list, init=False)  # of its blocks, which its next step comes after
     num_committed_blocks: int = field(default=0, init=False)  # leading ones of block_table, in the prefix cache

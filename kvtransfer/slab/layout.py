@@ -11,6 +11,9 @@ class SlabLayout:
 
     Because any head range of one block, K and V together, is one contiguous run, transfers between different
     tensor-parallel sizes are plain runs.
+
+    With `window_layers` it is in two groups: these layers have blocks of their own, fewer than the others. Such a slab
+    is no array of that shape, and nothing is transferred from or to it.
     """
 
     num_layers: int
@@ -19,10 +22,17 @@ class SlabLayout:
     block_size: int
     head_dim: int
     dtype: str  # a key of ITEM_BYTES
+    window_layers: frozenset[int] = frozenset()
+    num_window_blocks: int = 0  # of each of these
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        return (self.num_layers, self.num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+        assert not self.window_layers
+        return (self.num_layers, *self.layer_shape(0))
+
+    def layer_shape(self, layer: int) -> tuple[int, int, int, int, int]:
+        num_blocks = self.num_window_blocks if layer in self.window_layers else self.num_blocks
+        return (num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
 
     @property
     def head_bytes(self) -> int:
@@ -40,7 +50,7 @@ class SlabLayout:
 
     @property
     def nbytes(self) -> int:
-        return self.num_layers * self.layer_bytes
+        return sum(self.layer_shape(layer)[0] for layer in range(self.num_layers)) * self.block_bytes
 
     def offset(self, layer: int, block: int, head: int = 0) -> int:
         """First byte of a head of a block in a layer."""

@@ -3,6 +3,8 @@
 The model runner computes on `tensor`; the transports move bytes of `buffer`, or export() the slab.
 """
 
+import itertools
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -76,10 +78,22 @@ class Slab:
     @property
     def tensor(self) -> "torch.Tensor":
         """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
+        return self._flat.view(self.layout.shape)
+
+    @property
+    def layers(self) -> "list[torch.Tensor]":
+        """`[blocks, kv_heads, 2, block_size, head_dim]` of each layer."""
+        shapes = list(map(self.layout.layer_shape, range(self.layout.num_layers)))
+        ends = itertools.accumulate(map(math.prod, shapes))
+        return [self._flat[end - math.prod(shape) : end].view(shape) for shape, end in zip(shapes, ends, strict=True)]
+
+    @property
+    def _flat(self) -> "torch.Tensor":
         if self._tensor is None:
             import torch  # here, because moving bytes needs no torch
 
-            self._tensor = self._memory.tensor(self.layout.shape, getattr(torch, self.layout.dtype))
+            dtype = getattr(torch, self.layout.dtype)
+            self._tensor = self._memory.tensor((self.layout.nbytes // dtype.itemsize,), dtype)
         return self._tensor
 
     @property

@@ -24,11 +24,13 @@ def small_engine(
     max_batch_tokens: int,
     max_running: int,
     drafter: Drafter | None = None,
+    num_window_blocks: int = 0,
 ) -> Engine:
     """Its clock stands still, so that what a step computes does not depend on how long steps take."""
+    window = max(files.config.windows, default=0)
     return Engine(
         runner,
-        BlockManager(num_blocks, BLOCK_SIZE),
+        BlockManager(num_blocks, BLOCK_SIZE, window=window, num_window_blocks=num_window_blocks),
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         eos_token_ids=files.eos_token_ids,

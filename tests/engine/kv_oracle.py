@@ -12,6 +12,7 @@ import numpy as np
 from baton_proto.kv_events import Cleared, KvEvent, Moved, Removed, Stored
 from baton_proto.sampling import SamplingParams
 from engine.blocks.block_manager import BlockManager
+from engine.blocks.window_blocks import NOWHERE, most_held
 from engine.core.engine import Engine
 from engine.drafts.drafter import Drafter
 from engine.sequences.batch import Batch, LayerDone, SampledToken, ScheduledSequence
@@ -81,8 +82,8 @@ class FakeSlab:
         for position in range(start, end):
             self.values[self.at(table, position)] = hashes[position]
 
-    def check(self, table: list[int], tokens: list[int], end: int) -> None:
-        for position, expected in enumerate(prefix_hashes(tokens[:end])):
+    def check(self, table: list[int], tokens: list[int], end: int, first: int = 0) -> None:
+        for position, expected in list(enumerate(prefix_hashes(tokens[:end])))[first:]:
             assert self.values.get(self.at(table, position)) == expected, f"wrong KV at position {position}"
 
 
@@ -91,16 +92,26 @@ class FakeStep:
 
     def __init__(self, runner: "FakeRunner", batch: Batch) -> None:
         self._runner = runner
-        self._items = [(item, list(item.sequence.block_table), runner.known_tokens(item)) for item in batch.items]
+        self._items = [
+            (item, list(item.sequence.block_table), list(item.sequence.window_table), runner.known_tokens(item))
+            for item in batch.items
+        ]
         self._sampled: list[SampledToken] | None = None
 
     def run(self) -> None:
         if self._sampled is not None:
             return
         slab, self._sampled = self._runner.slab, []
-        for item, table, tokens in self._items:
+        window, sliding = self._runner.window, self._runner.sliding
+        for item, table, window_table, tokens in self._items:
             slab.write(table, tokens, item.start, item.end)
+            if window:
+                sliding.write(window_table, tokens, item.start, item.end)
+        for item, table, window_table, tokens in self._items:
             slab.check(table, tokens, item.end)
+            if window:
+                sliding.check(window_table, tokens, item.end, max(0, item.start - window + 1))
+                assert all(place != NOWHERE for place, _ in sliding.values)
             for end in range(len(tokens) - item.num_samples, len(tokens)):
                 self._sampled.append(SampledToken(next_token(tokens[: end + 1]), None))
 
@@ -118,9 +129,12 @@ class FakeRunner:
 
     num_layers = 2
 
-    def __init__(self, block_size: int, depth: int = 0) -> None:
+    def __init__(self, block_size: int, depth: int = 0, window: int = 0) -> None:
+        """window: of layers that have blocks of their own; 0: there are none."""
         self.depth = depth
+        self.window = window
         self.slab = FakeSlab(block_size)
+        self.sliding = FakeSlab(block_size)
         self.batches: list[Batch] = []
         self.computed: dict[str, int] = {}  # tokens by request id
         self.failure: Exception | None = None
@@ -162,11 +176,15 @@ def make_engine(
     max_running: int = 8,
     depth: int = 0,
     drafter: Drafter | None = None,
+    window: int = 0,
+    spare_places: int = 0,
 ) -> tuple[Engine, FakeRunner]:
-    runner = FakeRunner(block_size, depth)
+    """spare_places: of layers with that window, beside those that one sequence needs."""
+    runner = FakeRunner(block_size, depth, window)
+    places = 1 + most_held(window, block_size) + spare_places if window else 0
     engine = Engine(
         runner,
-        BlockManager(num_blocks, block_size),
+        BlockManager(num_blocks, block_size, window=window, num_window_blocks=places),
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         eos_token_ids=EOS,

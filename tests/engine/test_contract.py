@@ -1,5 +1,5 @@
-"""Every engine keeps the contract of engine/interface.py: ours on torch, the mock, and a server elsewhere. vLLM itself
-does in tests/vllm/test_contract.py."""
+"""Every engine keeps the contract of engine/interface.py: ours on torch, with layers in one group and in two, the mock,
+and a server elsewhere. vLLM itself does in tests/vllm/test_contract.py."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +15,7 @@ from runtime.config.serving import parse_config
 from tests.engine.contract import CONTRACT, Subject
 from tests.engine.vllm.events.vllm_engine import Engine
 from tests.engine.vllm.server.imitation import METRICS, Imitation
+from tests.tiny_families import write_family
 from worker.engines.base import EngineAssembly
 from worker.engines.table import build_worker_engine, engine_elsewhere
 
@@ -26,6 +27,19 @@ BLOCK = 16
 async def own(model: Path) -> AsyncIterator[EngineAssembly]:
     engine = {"device": "cpu", "kv_memory": "4MiB", "threads": 1, "block_size": BLOCK}
     yield build_worker_engine(parse_config({"model": str(model), "engine": engine}))
+
+
+@asynccontextmanager
+async def sliding(model: Path) -> AsyncIterator[EngineAssembly]:
+    """Ours on a model some of whose layers have a window and give back what lies outside."""
+    folder = model.parent / "sliding"
+    if not folder.exists():
+        write_family(folder, "gemma3")
+    engine = {"device": "cpu", "kv_memory": "4MiB", "threads": 1, "block_size": BLOCK}
+    alone = {"prefill": 0}
+    assembly = build_worker_engine(parse_config({"model": str(folder), "engine": engine, "workers": alone}))
+    assert assembly.layout.window_layers
+    yield assembly
 
 
 @asynccontextmanager
@@ -66,7 +80,7 @@ async def external(model: Path) -> AsyncIterator[EngineAssembly]:
     await events.close()
 
 
-@pytest.fixture(params=[own, mock, external], ids=lambda made: made.__name__)
+@pytest.fixture(params=[own, sliding, mock, external], ids=lambda made: made.__name__)
 async def subject(request: pytest.FixtureRequest, tiny_model: Path) -> AsyncIterator[Subject]:
     async with request.param(tiny_model) as assembly:
         subject = Subject(assembly)

@@ -20,13 +20,13 @@ from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
 from engine.sequences.batch import Runner
 from engine.tiers.disk_kv import disk_kv, fingerprint
-from engine.tiers.host_kv import host_kv
+from engine.tiers.host_kv import KEY as HOST_KEY, host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.slab import Slab
 from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock, served_model
-from runtime.config.serving import ServingConfig
+from runtime.config.serving import ServingConfig, parse_bytes
 from runtime.device.kernel_cache import keep_kernels
 from runtime.errors import ConfigError, RankLostError
 from worker.engines.base import EngineAssembly, Limits, MakeLoop, SharedKv, grammar_compiler, model_hash, pool_layout
@@ -44,13 +44,13 @@ def refusal(sampling: SamplingParams) -> str:
     return "" if name is None else f"{name}: workers with vLLM alone have a use for it; leave it out"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OwnAssembly(EngineAssembly):
     """Our own engine, which a program may also step itself."""
 
     engine: Engine
     memory: "ModelMemory | TensorParallelModel"
-    kv: SharedKv
+    slab: Slab
 
 
 def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None = None) -> OwnAssembly:
@@ -71,16 +71,31 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
     engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
     loaded: LoadedModel | TensorParallelModel
     memory: ModelMemory | TensorParallelModel
+    if any(files.config.windows) and (reason := keeps_windows_whole(config)):
+        log.info("layers with a window keep whole contexts", because=reason)
     if config.engine.tensor_parallel == 1:
-        loaded = load_model(files, engine_config)
+        loaded = load_model(files, engine_config, two_groups=not keeps_windows_whole(config))
         memory = loaded.memory
         manager = _manager(files, config, loaded.slab, memory)
     else:
         loaded = memory = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
-    kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs)
-    return _assembled(files, config, engine, memory, functools.partial(EngineLoop, engine), kv, loaded.close)
+    kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs) if manager.windows is None else None
+    make_loop = functools.partial(EngineLoop, engine)
+    return _assembled(files, config, engine, memory, make_loop, loaded.slab, kv, loaded.close)
+
+
+def keeps_windows_whole(config: ServingConfig) -> str:
+    """Why layers with a window keep the KV of whole contexts; empty: they give back what lies outside the window."""
+    host = config.engine.host_kv_memory.strip()
+    if config.engine.tensor_parallel > 1:
+        return "engine.tensor_parallel: ranks have one group of layers"
+    if host == "auto" or parse_bytes(host, HOST_KEY):
+        return f"{HOST_KEY}: the host tier takes blocks of all layers"
+    if config.may_have("prefill"):
+        return "workers.prefill: blocks are sent with all layers"
+    return ""
 
 
 def build_mock(config: ServingConfig) -> OwnAssembly:
@@ -95,7 +110,7 @@ def build_mock(config: ServingConfig) -> OwnAssembly:
     runner = MockRunner(config.step_times, config.mock.answer_tokens, vocabulary, min(files.eos_token_ids))
     engine = _engine(files, config, runner, _manager(files, config, slab, memory), runner.clock)
     kv = SharedKv(engine, slab, functools.partial(Sender, slab))
-    return _assembled(files, config, engine, memory, functools.partial(TimedLoop, engine), kv, slab.close)
+    return _assembled(files, config, engine, memory, functools.partial(TimedLoop, engine), slab, kv, slab.close)
 
 
 def _engine(
@@ -129,7 +144,15 @@ def _manager(
     host = host_kv(slab, config.engine, _ranks_of_machine(config))
     disk, found = disk_kv(host, slab.layout, config.engine, model_hash(files, memory))
     if on_ranks is None or host is None:
-        return BlockManager(slab.layout.num_blocks, slab.layout.block_size, host, disk, found)
+        return BlockManager(
+            slab.layout.num_blocks,
+            slab.layout.block_size,
+            host,
+            disk,
+            found,
+            window=max(files.config.windows, default=0),
+            num_window_blocks=slab.layout.num_window_blocks,
+        )
     tier, ranked_disk = on_ranks.tier(host), on_ranks.disk(disk) if disk is not None else None
     return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, ranked_disk, found)
 
@@ -140,10 +163,11 @@ def _assembled(
     engine: Engine,
     memory: "ModelMemory | TensorParallelModel",
     make_loop: MakeLoop,
-    kv: SharedKv,
+    slab: Slab,
+    kv: SharedKv | None,
     close: Callable[[], None],
 ) -> OwnAssembly:
-    one_rank = kv.slab.layout
+    one_rank = slab.layout
     layout = dataclasses.replace(one_rank, num_kv_heads=files.config.num_kv_heads)
     pool_tokens = layout.num_blocks * layout.block_size
 
@@ -162,6 +186,7 @@ def _assembled(
         files=files,
         engine=engine,
         memory=memory,
+        slab=slab,
         make_loop=make_loop,
         layout=layout,
         max_model_len=min(files.max_position, pool_tokens, config.engine.max_model_len or pool_tokens),

@@ -80,11 +80,14 @@ class BlockMachine(RuleBasedStateMachine):
         tier = self.SLOTS(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
         self.tier = tier
         self.disk = Disk(self.NUM_COPIES, tier) if self.NUM_COPIES and tier is not None else None
-        self.manager = BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier, self.disk)
+        self.manager = self.made_manager(tier)
         self.replica = EventReplica()
         self.sequences: list[Sequence] = []
         self.names = 0
         self.now_s = 0
+
+    def made_manager(self, tier: Slots | None) -> BlockManager:
+        return BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier, self.disk)
 
     def pick(self, index: int) -> Sequence:
         return self.sequences[index % len(self.sequences)]
@@ -109,11 +112,11 @@ class BlockMachine(RuleBasedStateMachine):
         sequence.hash_blocks(limit, self.BLOCK_SIZE)
         hashes = sequence.sequence_hashes
         depth = next((i for i in range(limit) if hashes[i] not in cached), limit)
-        if self.disk is not None:  # what lies on the disk alone does not count
-            depth = min(depth, len(self.manager.tiers.usable_hits(sequence)))
+        depth = self.usable(sequence, depth)
         missing = self.manager.blocks_for(len(tokens)) - len(referenced.intersection(hashes[:depth]))
+        has_places = self.has_places(sequence, depth, keep)
         fits = self.manager.allocate(sequence, keep_available=keep)
-        assert fits == (missing + keep <= available)
+        assert fits == (missing + keep <= available and has_places)
         if fits:
             self.sequences.append(sequence)
             assert self.manager.num_available == available - missing
@@ -123,6 +126,16 @@ class BlockMachine(RuleBasedStateMachine):
             assert before == (self.manager.num_free, self.manager.num_cached, snapshot(self.manager))
         self.check_fresh_blocks(sequence)
         return fits
+
+    def usable(self, sequence: Sequence, depth: int) -> int:
+        """Of so many cached blocks of a sequence, those that it finds."""
+        if self.disk is None:
+            return depth
+        return min(depth, len(self.manager.tiers.usable_hits(sequence)))  # what lies on the disk alone does not count
+
+    def has_places(self, sequence: Sequence, depth: int, keep: int) -> bool:
+        """Whether it could begin there where only layers with a window count."""
+        return True
 
     def begin(self, sequence: Sequence) -> None:
         """It gets blocks: a hit really holds its tokens, and whoever holds the other blocks may write them."""
@@ -151,10 +164,15 @@ class BlockMachine(RuleBasedStateMachine):
         sequence = self.pick(index)
         self.await_moves(sequence)
         end = min(sequence.num_tokens, sequence.num_computed_tokens + num_tokens)
+        end = sequence.num_computed_tokens + self.manager.reach(sequence, end - sequence.num_computed_tokens, 0)
         for i in range(sequence.num_computed_tokens // self.BLOCK_SIZE, end // self.BLOCK_SIZE):
+            self.wrote(sequence, i)
             self.content[sequence.block_table[i]] = tuple(sequence.token_ids[: (i + 1) * self.BLOCK_SIZE])
         sequence.num_computed_tokens = end
         self.manager.commit(sequence)
+
+    def wrote(self, sequence: Sequence, at: int) -> None:
+        """A block of it is computed."""
 
     @precondition(lambda self: self.sequences)
     @rule(index=st.integers(0, 99), token=st.integers(0, 1))
@@ -165,12 +183,17 @@ class BlockMachine(RuleBasedStateMachine):
         sequence.token_ids.append(token)
         available = self.manager.num_available
         missing = self.manager.blocks_for(sequence.num_tokens) - len(sequence.block_table)
+        fits = missing <= available and self.has_place_for_one(sequence)
         if self.manager.append(sequence):
-            assert missing <= available
+            assert missing == 0 or fits
             self.check_fresh_blocks(sequence)
         else:
-            assert missing > available
+            assert not fits
             sequence.token_ids.pop()
+
+    def has_place_for_one(self, sequence: Sequence) -> bool:
+        """Whether it could grow where only layers with a window count."""
+        return True
 
     @precondition(lambda self: self.sequences)
     @rule(index=st.integers(0, 99))

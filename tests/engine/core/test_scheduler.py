@@ -1,5 +1,6 @@
 """Who runs when: by hand for the rules, at random for the promises (exact, within budget, nobody starves)."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -734,6 +735,8 @@ class Cluster:
     block_size=st.sampled_from([1, 2, 4]),
     depth=st.sampled_from([0, 1]),
     watched=st.booleans(),
+    window=st.sampled_from([0, 0, 1, 3, 6]),
+    spare_places=st.integers(0, 8),
 )
 def test_everything_ends_with_the_sequential_answer(
     work: list[Request],
@@ -743,10 +746,20 @@ def test_everything_ends_with_the_sequential_answer(
     block_size: int,
     depth: int,
     watched: bool,
+    window: int,
+    spare_places: int,
 ) -> None:
+    if window:
+        work = [dataclasses.replace(request, kind="local") for request in work]
     num_blocks = max(-(-request.most_tokens // block_size) for request in work) + spare_blocks
     engine, runner = make_engine(
-        num_blocks, block_size, max_batch_tokens=max_batch_tokens, max_running=max_running, depth=depth
+        num_blocks,
+        block_size,
+        max_batch_tokens=max_batch_tokens,
+        max_running=max_running,
+        depth=depth,
+        window=window,
+        spare_places=spare_places,
     )
     cluster = Cluster(engine, runner)
     if watched:

@@ -11,11 +11,13 @@ from triton.runtime import interpreter
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
+from engine.blocks.window_blocks import NOWHERE
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.kernels import small_linear
+from engine.model.attention import Caches
 from engine.model.fp8_matrix import F8
 from engine.model.weights import Weights
 from engine.runners.torch_runner import build_runner
@@ -71,13 +73,27 @@ def slab(
     return torch.full(shape, stale, device=device).to(dtype)
 
 
+def caches(files: ModelFiles, num_window_blocks: int, kv_dtype: torch.dtype) -> Caches:
+    """Stale but for the place of blocks that have none."""
+    whole = slab(files, DEVICE, dtype=kv_dtype)
+    if not num_window_blocks:
+        return whole
+    each = [cache[: num_window_blocks if files.config.window(layer) else None] for layer, cache in enumerate(whole)]
+    for cache in each:
+        cache[NOWHERE] = 0
+    return each
+
+
 def cuda_runner(
-    files: ModelFiles, max_batch_tokens: int = MAX_BATCH_TOKENS, kv_dtype: torch.dtype = torch.float32
+    files: ModelFiles,
+    max_batch_tokens: int = MAX_BATCH_TOKENS,
+    kv_dtype: torch.dtype = torch.float32,
+    num_window_blocks: int = 0,
 ) -> CudaRunner:
     runner = build_cuda_runner(
         files.config,
         Weights(files.folder, torch.float32, memory_of(DEVICE)),
-        slab(files, DEVICE, dtype=kv_dtype),
+        caches(files, num_window_blocks, kv_dtype),
         files.eos_token_ids,
         max_batch_tokens=max_batch_tokens,
         max_running=MAX_RUNNING,
@@ -88,8 +104,8 @@ def cuda_runner(
     return runner
 
 
-def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS) -> Engine:
-    return small_engine(files, runner, num_blocks, MAX_BATCH_TOKENS, MAX_RUNNING)
+def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS, num_window_blocks: int = 0) -> Engine:
+    return small_engine(files, runner, num_blocks, MAX_BATCH_TOKENS, MAX_RUNNING, num_window_blocks=num_window_blocks)
 
 
 def both(
@@ -99,13 +115,16 @@ def both(
     num_blocks: int = NUM_BLOCKS,
     grammars: GrammarCompiler | None = None,
     kv_dtype: torch.dtype = torch.float32,
+    num_window_blocks: int = 0,
 ) -> None:
+    """num_window_blocks: of the GPU's runner; torch's has one group."""
     torch_slab = slab(files, torch.device("cpu"), 3.0, kv_dtype)  # it multiplies what is stale by zero
     torch_runner = build_runner(
         files, EngineConfig(device="cpu", attention="torch"), torch_slab, Weights(files.folder, torch.float32)
     )
     expected = run(engine(files, torch_runner, num_blocks), sequences(params, seed, grammars))
-    pressed = engine(files, cuda_runner(files, kv_dtype=kv_dtype), num_blocks)
+    runner = cuda_runner(files, kv_dtype=kv_dtype, num_window_blocks=num_window_blocks)
+    pressed = engine(files, runner, num_blocks, num_window_blocks)
     assert run(pressed, sequences(params, seed, grammars)) == expected
     assert (pressed.scheduler.num_preemptions > 0) == (num_blocks < NUM_BLOCKS)
     assert sum(len(set(tokens)) for tokens in expected.values()) > 12, "the test says nothing when models repeat"
@@ -157,11 +176,14 @@ def test_families_whose_layers_attend_alike(family: str, tmp_path: Path) -> None
     both(resolve_model(str(write_family(tmp_path, family, num_hidden_layers=NUM_LAYERS))), MIXED, seed=1)
 
 
-@pytest.mark.parametrize("family", UNLIKE)
-def test_families_with_windows_soft_caps_sinks_and_rotations_of_their_own(family: str, tmp_path: Path) -> None:
-    """Prompts and decodes are longer than the windows."""
+@pytest.mark.parametrize(("family", "num_window_blocks"), [*((family, 16) for family in UNLIKE), ("gemma3", 0)])
+def test_families_with_windows_soft_caps_sinks_and_rotations_of_their_own(
+    family: str, num_window_blocks: int, tmp_path: Path
+) -> None:
+    """Prompts and decodes are longer than the windows, of which all but one family's give their blocks back."""
     keys = {"num_hidden_layers": 4 if DEVICE.type == "cuda" else 2, **UNLIKE[family]}
-    both(resolve_model(str(write_family(tmp_path, family, **keys))), MIXED, seed=1)
+    files = resolve_model(str(write_family(tmp_path, family, **keys)))
+    both(files, MIXED, seed=1, num_window_blocks=num_window_blocks if files.config.windows else 0)
 
 
 @pytest.mark.parametrize("family", NARROW)

@@ -1,7 +1,7 @@
 """Whatever is guessed, and whatever happens to a sequence meanwhile, it says what it would have said."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -132,11 +132,20 @@ class Served:
     max_batch_tokens=st.sampled_from([3, 8, 32]),
     max_running=st.sampled_from([1, 3, 8]),
     depth=st.sampled_from([0, 1]),
+    window=st.sampled_from([0, 0, 3, 6]),
 )
 @settings(max_examples=600, deadline=None)
 def test_drafts_change_no_answer_and_leave_nothing_behind(
-    requests: list[Request], right: float, num_blocks: int, max_batch_tokens: int, max_running: int, depth: int
+    requests: list[Request],
+    right: float,
+    num_blocks: int,
+    max_batch_tokens: int,
+    max_running: int,
+    depth: int,
+    window: int,
 ) -> None:
+    if window:
+        requests = [replace(request, is_remote=False) for request in requests]
     drafter = Guesses(_answer_of({f"r{index}": request for index, request in enumerate(requests)}), right)
     engine, runner = make_engine(
         num_blocks,
@@ -145,6 +154,8 @@ def test_drafts_change_no_answer_and_leave_nothing_behind(
         max_running=max_running,
         depth=depth,
         drafter=drafter,
+        window=window,
+        spare_places=max_running,
     )
     served = Served(engine, runner, requests)
     served.run()

@@ -8,13 +8,16 @@ import pytest
 import torch
 import transformers
 
+from baton_proto.sampling import SamplingParams
 from engine.loading.loaded_model import load_model
 from engine.runners.auto import resolve_device
 from engine.runners.torch_runner import slab_layout
 from engine.sequences.batch import Batch
+from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
 from runtime.errors import ConfigError, ModelError
+from tests.engine.engine_runs import run, small_engine
 from tests.engine.runner_bench import STALE, RunnerBench
 from tests.tiny_families import write_family
 from tests.tiny_model import VOCAB_SIZE, write_tiny_model
@@ -36,6 +39,9 @@ FAMILIES = [
 ]
 
 
+WINDOWS = ["qwen2, windows of the upper layers", "mistral, windows", "olmo3", "gemma2", "gemma3", "gpt-oss"]
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return written(tmp_path_factory, request.param)
@@ -43,7 +49,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def written(tmp_path_factory: pytest.TempPathFactory, name: str) -> ModelFiles:
     folder = tmp_path_factory.mktemp("model")
-    if name in FAMILIES:
+    if name in FAMILIES + WINDOWS:
         return resolve_model(str(write_family(folder, name)))
     return resolve_model(str(write_tiny_model(folder, architecture=name)))
 
@@ -113,6 +119,30 @@ def test_a_sequence_goes_on_from_blocks_that_another_one_filled(files: ModelFile
     for _ in range(MAX_TOKENS - 1):
         bench.step([], [second])
     assert second.output_token_ids == expected(reference, prompt)
+
+
+@pytest.mark.parametrize("files", WINDOWS, indirect=True)
+def test_greedy_output_equals_transformers_where_layers_with_a_window_give_back_their_blocks(
+    files: ModelFiles, reference: Any
+) -> None:
+    """In chunks, beside each other, preempted, and behind prefixes that are found again."""
+    config = EngineConfig(device="cpu", kv_memory="192KiB", max_running=4, max_batch_tokens=48)
+    loaded = load_model(files, config, two_groups=True)
+    layout = loaded.slab.layout
+    assert 0 < layout.num_window_blocks < layout.num_blocks
+    engine = small_engine(files, loaded.runner, layout.num_blocks, 48, 4, num_window_blocks=layout.num_window_blocks)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
+    shared, found = prompts(6, seed=3)[-1], 0
+    answers = {tuple(prompt): expected(reference, prompt) for prompt in (shared, shared[:70], *prompts(8, seed=4))}
+    for attempt in range(2):
+        work = [Sequence(f"{attempt} {n}", list(prompt), len(prompt), sampling) for n, prompt in enumerate(answers)]
+        said = run(engine, work)
+        assert [said[sequence.request_id] for sequence in work] == list(answers.values())
+        found += sum(sequence.num_cached_tokens > 0 for sequence in work)
+    assert found
+    assert engine.scheduler.num_preemptions
+    assert sum(len(set(output)) for output in answers.values()) > 5 * len(answers), "models that repeat say nothing"
+    loaded.close()
 
 
 def test_a_chunk_that_does_not_end_the_prompt_samples_nothing(files: ModelFiles) -> None:

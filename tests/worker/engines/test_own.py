@@ -14,9 +14,10 @@ from kvtransfer.wire.identity import check_hello, hello
 from runtime.code_version import code_version
 from runtime.config.serving import parse_config
 from runtime.errors import ConfigError, HandshakeError
+from tests.tiny_families import write_family
 from tests.tiny_model import write_tiny_model
 from worker.engines.base import EngineAssembly
-from worker.engines.own import build_engine, refusal
+from worker.engines.own import build_engine, keeps_windows_whole, refusal
 
 
 def of_form(assembly: EngineAssembly, form: str) -> EngineAssembly:
@@ -62,6 +63,25 @@ def test_the_model_hash_tells_weights_and_configurations_apart_and_nothing_else(
     first, same = model_hash("a"), model_hash("b")
     assert first == same
     assert len({first, model_hash("c", seed=1), model_hash("d", rope_theta=5e5)}) == 3
+
+
+def test_layers_with_a_window_give_back_kv_where_nothing_else_takes_blocks(tmp_path: Path) -> None:
+    model = str(write_family(tmp_path, "gemma3"))
+    engine = {"device": "cpu", "kv_memory": "2MiB", "threads": 1}
+    alone = {"workers": {"prefill": 0}}
+    for more, own, reason in (
+        (alone, {}, ""),
+        ({}, {}, "workers.prefill"),
+        (alone | {"planner": {"enabled": True}}, {}, "workers.prefill"),
+        (alone, {"host_kv_memory": "auto"}, "engine.host_kv_memory"),
+        (alone, {"host_kv_memory": "1MiB"}, "engine.host_kv_memory"),
+    ):
+        config = parse_config({"model": model, "engine": engine | own, **more})
+        assert keeps_windows_whole(config).partition(":")[0] == reason
+        assembly = build_engine(config)
+        assembly.close()
+        assert bool(assembly.layout.window_layers) == (assembly.kv is None) == (not reason)
+    assert keeps_windows_whole(parse_config({"engine": {"tensor_parallel": 2}, **alone})).startswith("engine.tensor")
 
 
 def test_what_vllm_alone_has_is_refused_by_name() -> None:

@@ -1,0 +1,195 @@
+"""The places of blocks in layers with a window, which are fewer than blocks.
+
+A token of such a layer sees only the last tokens before it. Hence a sequence holds places for the blocks of its table
+that its next token sees, and for those behind them that it is about to write. A block that no sequence holds keeps its
+place until another block needs it: a prefix can be reused while the blocks that its next token sees have places.
+
+Invariant: a free block has no place. Because steps run in the order in which they were scheduled, a step on its way may
+still read a place that another block has got since.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from engine.blocks.prefix_table import PrefixTable
+from engine.blocks.resting import SHORT
+from engine.sequences.sequence import Sequence
+
+NOWHERE: Final = 0  # the place of blocks that have none: it may be read, and what is read there is masked
+
+
+def most_held(window: int, block_size: int) -> int:
+    """Blocks in which the last `window` tokens of a sequence can lie. With so many places it can advance."""
+    return -(-(window - 1) // block_size) + 1
+
+
+class WindowBlocks:
+    """Engine thread only. O(1) per block that gets or loses a place."""
+
+    def __init__(self, num_places: int, window: int, block_size: int, table: PrefixTable) -> None:
+        """num_places: with NOWHERE. window: tokens that one sees, itself included. table: of the prefix cache."""
+        self._most_held = most_held(window, block_size)
+        assert num_places > self._most_held
+        self._num_places = num_places
+        self._window = window
+        self._block_size = block_size
+        self._table = table
+        self.place_of: dict[int, int] = {}  # by block
+        self._users: dict[int, int] = {}  # block -> number of sequences that hold its place
+        self._held: dict[Sequence, range] = {}  # of each sequence's block table
+        self._stretched: list[Sequence] = []  # sequences that may hold more than they see next
+        self._free = list(range(num_places - 1, NOWHERE, -1))
+        # Blocks with a place that nobody holds, the oldest first. Those in the midst of a prompt that nobody asked for
+        # twice are given up before those at the end of a sequence or of a prefix that was found again.
+        self._passed: OrderedDict[int, None] = OrderedDict()
+        self._ends: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        """Places that can be taken now."""
+        return len(self._free) + len(self._passed) + len(self._ends)
+
+    def num_usable(self, prefix: list[int]) -> int:
+        """Blocks of the longest part of a cached prefix behind which a token finds all that it sees."""
+        usable = at = len(prefix)
+        while at > self._first_seen(usable * self._block_size):
+            at -= 1
+            if prefix[at] not in self.place_of:
+                usable = at
+        return usable
+
+    def has_room(self, hits: list[int], num_blocks: int, keep_available: int) -> bool:
+        """Whether a sequence of `num_blocks` can begin behind usable hits, and leave so many places available."""
+        first = self._first_seen(len(hits) * self._block_size)
+        num_resting = sum(block not in self._users for block in hits[first:])
+        num_new = self._first_end(first, len(hits), num_blocks) - len(hits)
+        return num_resting + num_new + keep_available <= self.num_available
+
+    def begin(self, sequence: Sequence, num_hits: int) -> None:
+        """The sequence has got its table, and there was room. It takes what it needs to advance block by block."""
+        first = self._first_seen(num_hits * self._block_size)
+        sequence.window_table = [NOWHERE] * len(sequence.block_table)
+        for at in range(first, num_hits):
+            self._hold(sequence, at)
+        self._held[sequence] = range(first, num_hits)
+        self._take(sequence, self._first_end(first, num_hits, len(sequence.block_table)))
+
+    def slide(self, sequence: Sequence, start: int) -> None:
+        """Passes the blocks that the token at `start`, the next one, does not see."""
+        held = self._held[sequence]
+        first = max(held.start, self._first_seen(start))
+        for at in range(held.start, first):
+            block = sequence.block_table[at]
+            is_known_end = self._table.holds(block) and self._table.kinds[block] > SHORT
+            self._let_go(block, self._ends if is_known_end else self._passed)
+            sequence.window_table[at] = NOWHERE
+        self._held[sequence] = range(first, held.stop)
+
+    def slide_all(self) -> None:
+        """Passes what long chunks of prompts hold beyond what their sequences see next."""
+        for sequence in self._stretched:
+            if sequence in self._held:
+                self.slide(sequence, sequence.num_scheduled_tokens)
+        self._stretched.clear()
+
+    def reach(self, sequence: Sequence, start: int, end: int, keep_available: int = 0) -> int:
+        """Slides, and takes places for tokens [start, end) as far as there are some. Returns how many of these tokens
+        have places. keep_available: so many places are left where the sequence can advance nevertheless."""
+        self.slide(sequence, start)
+        held = self._held[sequence]
+        if (wanted := -(-end // self._block_size)) > held.stop:
+            sequence.window_table += [NOWHERE] * (len(sequence.block_table) - len(sequence.window_table))
+            num_new = max(self.num_available - keep_available, held.start + self._most_held - held.stop)
+            self._take(sequence, min(wanted, held.stop + min(num_new, self.num_available)))
+            if wanted - held.start > self._most_held:
+                self._stretched.append(sequence)
+        return min(end, self._held[sequence].stop * self._block_size) - start
+
+    def move(self, sequence: Sequence, first: int, own: list[int]) -> None:
+        """The blocks from `first` on of the sequence's table have taken the place of its `own`, whose content they
+        have. Where they have no place, they take over that of its own ones."""
+        held = self._held[sequence]
+        for at, old in enumerate(own, first):
+            if at not in held:
+                continue
+            new = sequence.block_table[at]
+            if new not in self.place_of:
+                self.place_of[new], self._users[new] = self.place_of.pop(old), self._users.pop(old)
+            else:
+                self._let_go(old, self._passed)
+                self._hold(sequence, at)
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence gives up all that it holds."""
+        for at in self._held.pop(sequence):
+            self._let_go(sequence.block_table[at], self._ends)
+        sequence.window_table = []
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """These blocks, which nobody holds, become free."""
+        for block in blocks:
+            if (place := self.place_of.pop(block, None)) is not None:
+                self._unqueue(block)
+                self._free.append(place)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _first_seen(self, position: int) -> int:
+        """The first block that the token at a position sees."""
+        return max(0, position - self._window + 1) // self._block_size
+
+    def _first_end(self, first: int, num_hits: int, num_blocks: int) -> int:
+        """How far a sequence that begins behind hits, of which it holds those from `first` on, takes places at once."""
+        return min(num_blocks, max(num_hits + 1, first + self._most_held))
+
+    def _take(self, sequence: Sequence, end: int) -> None:
+        """Gives a place to each new block of the sequence up to `end`, that of the oldest resting block if need be."""
+        held = self._held[sequence]
+        for at in range(held.stop, end):
+            if self._free:
+                place = self._free.pop()
+            else:
+                oldest, _ = (self._passed or self._ends).popitem(last=False)
+                place = self.place_of.pop(oldest)
+            block = sequence.block_table[at]
+            self.place_of[block], self._users[block] = place, 1
+            sequence.window_table[at] = place
+        self._held[sequence] = range(held.start, max(held.stop, end))
+
+    def _hold(self, sequence: Sequence, at: int) -> None:
+        """One more sequence holds a block that has a place."""
+        block = sequence.block_table[at]
+        if block in self._users:
+            self._users[block] += 1
+        else:
+            self._unqueue(block)
+            self._users[block] = 1
+        sequence.window_table[at] = self.place_of[block]
+
+    def _let_go(self, block: int, queue: "OrderedDict[int, None]") -> None:
+        self._users[block] -= 1
+        if not self._users[block]:
+            del self._users[block]
+            queue[block] = None
+
+    def _unqueue(self, block: int) -> None:
+        if self._passed.pop(block, False) is False:
+            del self._ends[block]
+
+    def check_integrity(self, free: set[int]) -> Iterator[str]:
+        """What is wrong with the books, in sentences. free: blocks that nobody uses and that hold no prefix."""
+        held = Counter(sequence.block_table[at] for sequence, span in self._held.items() for at in span)
+        if held != self._users:
+            yield f"sequences hold other places than are booked: {held} and {self._users}"
+        if sorted([*held, *self._passed, *self._ends]) != sorted(self.place_of):
+            yield "a block with a place is neither held nor resting, or both"
+        if sorted([*self._free, *self.place_of.values()]) != list(range(NOWHERE + 1, self._num_places)):
+            yield "a place is lost, or of two blocks"
+        if strange := free & self.place_of.keys():
+            yield f"free blocks {sorted(strange)} have places"
+        for sequence, span in self._held.items():
+            places = [self.place_of[block] if at in span else NOWHERE for at, block in enumerate(sequence.block_table)]
+            known = len(sequence.window_table)
+            if sequence.window_table != places[:known] or any(places[known:]):
+                yield f"{sequence} has {sequence.window_table} instead of {places}"
