@@ -73,12 +73,14 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
     memory: ModelMemory | TensorParallelModel
     if any(files.config.windows) and (reason := keeps_windows_whole(config)):
         log.info("layers with a window keep whole contexts", because=reason)
+    two_groups = not keeps_windows_whole(config)
     if config.engine.tensor_parallel == 1:
-        loaded = load_model(files, engine_config, two_groups=not keeps_windows_whole(config))
+        loaded = load_model(files, engine_config, two_groups=two_groups)
         memory = loaded.memory
         manager = _manager(files, config, loaded.slab, memory)
     else:
-        loaded = memory = load_tensor_parallel(files, engine_config, on_rank_lost or end_process)
+        on_lost = on_rank_lost or end_process
+        loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=two_groups)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
     kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs) if manager.windows is None else None
@@ -89,8 +91,6 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
 def keeps_windows_whole(config: ServingConfig) -> str:
     """Why layers with a window keep the KV of whole contexts; empty: they give back what lies outside the window."""
     host = config.engine.host_kv_memory.strip()
-    if config.engine.tensor_parallel > 1:
-        return "engine.tensor_parallel: ranks have one group of layers"
     if host == "auto" or parse_bytes(host, HOST_KEY):
         return f"{HOST_KEY}: the host tier takes blocks of all layers"
     if config.may_have("prefill"):

@@ -91,8 +91,10 @@ class Lost:
 
 
 @contextlib.contextmanager
-def loaded(files: ModelFiles, size: int, on_lost: Lost | None = None) -> Iterator[TensorParallelModel]:
-    model = load_tensor_parallel(files, config(size), on_lost or Lost())
+def loaded(
+    files: ModelFiles, size: int, on_lost: Lost | None = None, *, two_groups: bool = False
+) -> Iterator[TensorParallelModel]:
+    model = load_tensor_parallel(files, config(size), on_lost or Lost(), two_groups=two_groups)
     try:
         yield model
     finally:
@@ -166,6 +168,15 @@ def test_tokens_and_kv_of_all_ranks_are_those_of_one(
 def test_tokens_and_kv_of_both_ranks_of_a_family_are_those_of_one(files: ModelFiles) -> None:
     with loaded(files, 2) as model:
         assert_those_of_one(files, model, PRESSED_BLOCKS)
+
+
+@pytest.mark.parametrize("files", ["olmo3", "gpt-oss"], indirect=True)
+def test_tokens_of_ranks_whose_layers_with_a_window_give_back_their_blocks_are_those_of_one(files: ModelFiles) -> None:
+    expected, _ = answers_and_kv(files, PRESSED_BLOCKS)
+    with loaded(files, 2, two_groups=True) as model:
+        assert model.slab.layout.window_layers
+        pressed = small_engine(files, model.runner, PRESSED_BLOCKS, 48, 6, num_window_blocks=7)
+        assert run(pressed, sequences(greedy(5), seed=1)) == expected
 
 
 @pytest.mark.parametrize("files", ["llama", "two_kv_heads", "olmo3"], indirect=True)

@@ -81,7 +81,6 @@ def test_layers_with_a_window_give_back_kv_where_nothing_else_takes_blocks(tmp_p
         assembly = build_engine(config)
         assembly.close()
         assert bool(assembly.layout.window_layers) == (assembly.kv is None) == (not reason)
-    assert keeps_windows_whole(parse_config({"engine": {"tensor_parallel": 2}, **alone})).startswith("engine.tensor")
 
 
 def test_what_vllm_alone_has_is_refused_by_name() -> None:
