@@ -187,7 +187,7 @@ def _use_device_of(slab: Slab) -> None:
     """The engine's thread begins with the first GPU, and its maker may be on another one."""
     import torch
 
-    torch.cuda.set_device(slab.layers[0].device)
+    torch.cuda.set_device(slab.flat.device)
 
 
 def _close(answers: Answers, assembly: OwnAssembly) -> None:

@@ -69,6 +69,7 @@ class Handoffs(AskingPeers):
             runtime.assembly.layout.block_size,
             config.transfer.lease_ttl_s,
             functools.partial(self._bridge.from_engine, self._granted),
+            runtime.assembly.layout.num_blocks,
         )
         self.endpoint = self._receiver.endpoint
         self._leases: dict[str, Request] = {}  # by transfer id, until Committed or Released

@@ -31,7 +31,10 @@ class Reservations:
         block_size: int,
         lease_ttl_s: float,
         granted: Callable[[Request], None],
+        first_window_block: int = 0,
     ) -> None:
+        """first_window_block: the slab's id of the first block of layers with a window."""
+        self._first_window_block = first_window_block
         self._engine = engine
         self._receiver = receiver
         self._block_size = block_size
@@ -80,7 +83,9 @@ class Reservations:
         skip_tokens = sequence.num_computed_tokens  # our own cached prefix, whole blocks
         num_blocks = -(-len(sequence.token_ids) // self._block_size)
         ttl_s = min(self._lease_ttl_s, max(MIN_TTL_S, request.deadline_s - time.monotonic()))
-        block_ids = sequence.block_table[skip_tokens // self._block_size : num_blocks]
-        request.grant = self._receiver.reserve(block_ids, skip_tokens, ttl_s)
+        own = slice(skip_tokens // self._block_size, num_blocks)
+        in_window = [self._first_window_block + block for block in sequence.window_table[own] if block]  # 0 is none
+        block_ids = sequence.block_table[own] + in_window
+        request.grant = self._receiver.reserve(block_ids, skip_tokens, ttl_s, len(in_window))
         self._arriving.append(request)
         self._granted(request)

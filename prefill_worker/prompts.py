@@ -46,7 +46,7 @@ class Prompts(AcceptingPeers[ShippedPrompt]):
             raise UnavailableError(problem)
         identity = assembly.identity(runtime.worker_id, runtime.incarnation)
         self._sender = kv.make_sender(identity, runtime.config.transfer, runtime.keys.cluster)
-        self._shipping = Shipping(kv.engine, self._sender, self._push_done)
+        self._shipping = Shipping(kv.engine, self._sender, self._push_done, assembly.layout.num_blocks)
 
     def _misfit(self, request: PrefillRequest, num_tokens: int) -> str:
         layout, grant = self._runtime.assembly.layout, request.grant
@@ -55,15 +55,17 @@ class Prompts(AcceptingPeers[ShippedPrompt]):
         if num_tokens > layout.num_blocks * layout.block_size:
             return f"{num_tokens} tokens do not fit the pool of {layout.num_blocks * layout.block_size}"
         blocks = -(-num_tokens // layout.block_size) - grant.skip_tokens // layout.block_size
-        granted, skipped = len(grant.block_ids), grant.skip_tokens
-        if skipped % layout.block_size or skipped >= num_tokens or granted != blocks:
+        granted, skipped, sliding = grant.num_blocks, grant.skip_tokens, grant.num_window_blocks
+        misfit = sliding > granted or bool(sliding) != bool(layout.window_layers)
+        if skipped % layout.block_size or skipped >= num_tokens or granted != blocks or misfit:
             return f"the grant of {granted} blocks after {skipped} tokens does not fit the prompt"
         return ""
 
     def _begin(self, stream: MessageStream, request: PrefillRequest, sequence: Sequence) -> None:
         grant = request.grant
         assert grant is not None, "_misfit() has seen it"
-        plan = PushPlan(sequence.num_tokens, grant.skip_tokens, self._runtime.assembly.layout.block_size)
+        block_size = self._runtime.assembly.layout.block_size
+        plan = PushPlan(sequence.num_tokens, grant.skip_tokens, block_size, grant.num_window_blocks)
         job = ShippingJob(sequence, plan)
         self._add(ShippedPrompt(request.request_id, stream, sequence, job=job), min(request.timeout_s, grant.ttl_s))
         self._runtime.bridge.post(lambda _: self._shipping.add(job, grant))

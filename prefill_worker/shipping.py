@@ -43,7 +43,10 @@ class Shipping:
         engine: KvEngine,
         sender: KvSender,
         on_done: Callable[[ShippingJob, PushResult], None],
+        first_window_block: int = 0,
     ) -> None:
+        """first_window_block: the slab's id of the first block of layers with a window."""
+        self._first_window_block = first_window_block
         self._engine = engine
         self._sender = sender
         self._on_done = on_done
@@ -93,6 +96,10 @@ class Shipping:
             if chunk := plan.advance(item.end):
                 source = tuple(item.sequence.block_table[chunk.start : chunk.stop])
                 pieces.append(Piece(job.push, plan.grant_index(chunk.start), source, plan.tail(item.end)))
+                if window := plan.in_window(chunk):
+                    places = item.sequence.window_table[window.start : window.stop]
+                    source = tuple(self._first_window_block + place for place in places)
+                    pieces.append(Piece(job.push, plan.window_index(window.start), source, plan.tail(item.end)))
         return self._sender.ship(pieces) if pieces else None
 
 

@@ -81,11 +81,11 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, sequence: Sequence, *, keep_available: int = 0) -> bool:
+    def allocate(self, sequence: Sequence, *, keep_available: int = 0, arrives: bool = False) -> bool:
         """Takes blocks for all tokens of the sequence; the longest cached prefix becomes its computed tokens.
 
         At least the last token is left to compute, because a token is sampled after it. False, with nothing changed,
-        when fewer than `keep_available` blocks would be left.
+        when fewer than `keep_available` blocks would be left. arrives: its KV is computed elsewhere.
         """
         assert not sequence.block_table
         hits = self.tiers.usable_hits(sequence)
@@ -94,8 +94,12 @@ class BlockManager:
         num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
-        if self.windows is not None and not self.windows.has_room(here, num_new + len(here), keep_available):
-            return False
+        if self.windows is not None:
+            held = self.windows.begins_with(sequence.num_tokens, len(here), arrives=arrives)
+            if not self.windows.has_room(here, held, keep_available):
+                return False
+            if sequence.prefill_only and not self.windows.can_promise(held):
+                return False
         self._share(here, num_resting)
         self.cache.keep(lowered)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
@@ -108,7 +112,7 @@ class BlockManager:
         sequence.found(len(hits) * self.block_size)
         self._holders[sequence] = None
         if self.windows is not None:
-            self.windows.begin(sequence, len(hits))
+            self.windows.begin(sequence, len(hits), held)
         self.tiers.forgo(sequence)
         return True
 

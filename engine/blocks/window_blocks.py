@@ -10,6 +10,7 @@ still read a place that another block has got since.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final
 
 from engine.blocks.prefix_table import PrefixTable
@@ -38,6 +39,7 @@ class WindowBlocks:
         self.place_of: dict[int, int] = {}  # by block
         self._users: dict[int, int] = {}  # block -> number of sequences that hold its place
         self._held: dict[Sequence, range] = {}  # of each sequence's block table
+        self._retired: dict[Sequence, list[int]] = {}  # blocks whose places somebody still reads for the sequence
         self._stretched: list[Sequence] = []  # sequences that may hold more than they see next
         self._free = list(range(num_places - 1, NOWHERE, -1))
         # Blocks with a place that nobody holds, the oldest first. Those in the midst of a prompt that nobody asked for
@@ -59,21 +61,34 @@ class WindowBlocks:
                 usable = at
         return usable
 
-    def has_room(self, hits: list[int], num_blocks: int, keep_available: int) -> bool:
-        """Whether a sequence of `num_blocks` can begin behind usable hits, and leave so many places available."""
-        first = self._first_seen(len(hits) * self._block_size)
-        num_resting = sum(block not in self._users for block in hits[first:])
-        num_new = self._first_end(first, len(hits), num_blocks) - len(hits)
+    def begins_with(self, num_tokens: int, num_hits: int, *, arrives: bool) -> range:
+        """The blocks for which a sequence takes places at once, behind so many usable hits: what it needs to advance
+        block by block; or what the token behind it sees, where its KV arrives as a whole."""
+        num_blocks = -(-num_tokens // self._block_size)
+        if arrives:
+            return range(self._first_seen(num_tokens), num_blocks)
+        first = self._first_seen(num_hits * self._block_size)
+        return range(first, min(num_blocks, max(num_hits + 1, first + self._most_held)))
+
+    def has_room(self, hits: list[int], held: range, keep_available: int) -> bool:
+        """Whether a sequence can begin with these blocks of its table, and leave so many places available."""
+        num_resting = sum(block not in self._users for block in hits[held.start :])
+        num_new = held.stop - max(held.start, len(hits))
         return num_resting + num_new + keep_available <= self.num_available
 
-    def begin(self, sequence: Sequence, num_hits: int) -> None:
-        """The sequence has got its table, and there was room. It takes what it needs to advance block by block."""
-        first = self._first_seen(num_hits * self._block_size)
+    def can_promise(self, held: range) -> bool:
+        """Whether a sequence that nobody may preempt will advance beside the others, whatever these still take."""
+        promised = sum(max(len(one), min(self._most_held, len(s.block_table))) for s, one in self._held.items())
+        return promised + len(held) < self._num_places
+
+    def begin(self, sequence: Sequence, num_hits: int, held: range) -> None:
+        """The sequence has got its table, and there was room."""
         sequence.window_table = [NOWHERE] * len(sequence.block_table)
-        for at in range(first, num_hits):
+        first_new = max(held.start, num_hits)
+        for at in range(held.start, first_new):
             self._hold(sequence, at)
-        self._held[sequence] = range(first, num_hits)
-        self._take(sequence, self._first_end(first, num_hits, len(sequence.block_table)))
+        self._held[sequence] = range(held.start, first_new)
+        self._take(sequence, held.stop)
 
     def slide(self, sequence: Sequence, start: int) -> None:
         """Passes the blocks that the token at `start`, the next one, does not see."""
@@ -117,13 +132,18 @@ class WindowBlocks:
             if new not in self.place_of:
                 self.place_of[new], self._users[new] = self.place_of.pop(old), self._users.pop(old)
             else:
-                self._let_go(old, self._passed)
+                if sequence.pinned:
+                    self._retired.setdefault(sequence, []).append(old)
+                else:
+                    self._let_go(old, self._passed)
                 self._hold(sequence, at)
 
     def end(self, sequence: Sequence) -> None:
         """The sequence gives up all that it holds."""
         for at in self._held.pop(sequence):
             self._let_go(sequence.block_table[at], self._ends)
+        for block in self._retired.pop(sequence, ()):
+            self._let_go(block, self._passed)
         sequence.window_table = []
 
     def forget(self, blocks: Iterable[int]) -> None:
@@ -138,10 +158,6 @@ class WindowBlocks:
     def _first_seen(self, position: int) -> int:
         """The first block that the token at a position sees."""
         return max(0, position - self._window + 1) // self._block_size
-
-    def _first_end(self, first: int, num_hits: int, num_blocks: int) -> int:
-        """How far a sequence that begins behind hits, of which it holds those from `first` on, takes places at once."""
-        return min(num_blocks, max(num_hits + 1, first + self._most_held))
 
     def _take(self, sequence: Sequence, end: int) -> None:
         """Gives a place to each new block of the sequence up to `end`, that of the oldest resting block if need be."""
@@ -180,6 +196,7 @@ class WindowBlocks:
     def check_integrity(self, free: set[int]) -> Iterator[str]:
         """What is wrong with the books, in sentences. free: blocks that nobody uses and that hold no prefix."""
         held = Counter(sequence.block_table[at] for sequence, span in self._held.items() for at in span)
+        held.update(chain.from_iterable(self._retired.values()))
         if held != self._users:
             yield f"sequences hold other places than are booked: {held} and {self._users}"
         if sorted([*held, *self._passed, *self._ends]) != sorted(self.place_of):

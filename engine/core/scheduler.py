@@ -100,7 +100,7 @@ class Scheduler:
             return False
         if self._tiers.restores(sequence):
             return False
-        if not self.block_manager.allocate(sequence, keep_available=self._headroom()):
+        if not self.block_manager.allocate(sequence, keep_available=self._headroom(), arrives=True):
             return False
         sequence.status = SequenceStatus.REMOTE
         return not self._tiers.is_moving(sequence)
@@ -159,7 +159,7 @@ class Scheduler:
         decode, drafted = self._speculation.apart(ready, self.max_batch_tokens, self.block_manager.block_size)
         prefill = self._schedule_prefill(drafted + decode, now_s)
         if not (grown or prefill) and self._is_stuck:
-            self._preempt(self.running[-1])
+            self._preempt(next(last for last in reversed(self.running) if not last.prefill_only))
             return self.schedule(now_s)
         return Batch(prefill, decode if ready or prefill else grown, drafted)
 
@@ -167,8 +167,10 @@ class Scheduler:
     def _is_stuck(self) -> bool:
         """Whether prompts that have begun wait for places that others hold, and nobody is about to give any back."""
         starved, running = self._starved, self.running
-        is_waiting = starved is not None and starved.status is SequenceStatus.RUNNING
-        return is_waiting and len(running) > 1 and not any(sequence.num_in_flight_tokens for sequence in running)
+        if starved is None or starved.status is not SequenceStatus.RUNNING or len(running) == 1:
+            return False
+        is_yielding = any(not sequence.prefill_only for sequence in running)
+        return is_yielding and not any(sequence.num_in_flight_tokens for sequence in running)
 
     @property
     def is_short_of_memory(self) -> bool:

@@ -56,7 +56,7 @@ class LoadedModel:
     def receive(self, name: str, shape: tuple[int, ...]) -> None:
         """Another rank than 0: takes part in rank 0's broadcast of a whole tensor, and keeps its part."""
         assert self.collective is not None
-        whole = torch.empty(shape, dtype=self.dtype, device=self.slab.tensor.device)
+        whole = torch.empty(shape, dtype=self.dtype, device=self.slab.flat.device)
         self.collective.broadcast(whole.view(torch.uint8))
         self.memory.replace(name, whole)
 

@@ -186,7 +186,7 @@ class TensorParallelModel:
         self.ranks.wait_done(told, MEMORY_TIMEOUT_S)
 
     def _share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        whole = tensor.detach().to(self.slab.tensor.device, self.own.dtype).contiguous()
+        whole = tensor.detach().to(self.slab.flat.device, self.own.dtype).contiguous()
         self.ranks.tell(TakeTensor(name, tuple(whole.shape)))
         assert self.ranks.collective is not None
         self.ranks.collective.broadcast(whole.view(torch.uint8))

@@ -8,10 +8,11 @@ from baton_proto.timeline import PushedChunk
 class Arrivals:
     """Which (layer, granted block) pairs of one transfer one writer has written."""
 
-    def __init__(self, num_layers: int, num_blocks: int) -> None:
+    def __init__(self, num_layers: int, num_blocks: int, missing: int) -> None:
+        """missing: the pairs that are due."""
         self._num_blocks = num_blocks
         self._seen = bytearray(num_layers * num_blocks)
-        self.missing = len(self._seen)
+        self.missing = missing
 
     def mark(self, layer: int, first: int, count: int) -> bool:
         """Returns False when one of the blocks had been written before."""

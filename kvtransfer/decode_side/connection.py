@@ -149,7 +149,9 @@ class Connection:
         self._windows = [
             [HostWindow(self._slabs[target.rank], target.heads) for target in part.targets] for part in self._parts
         ]
-        self._intake.welcome(wire.Welcome(wire.MAJOR, self._slab.layout.num_blocks, size), self._parts)
+        layout = self._slab.layout
+        welcome = wire.Welcome(wire.MAJOR, layout.num_blocks, size, layout.num_window_blocks)
+        self._intake.welcome(welcome, self._parts)
 
     def _offered(self, name: str) -> Transport:
         """Raises ProtocolError when we offered no such transport on this kind of socket."""
@@ -217,6 +219,10 @@ class Connection:
         if not first < end <= len(granted):
             raise ProtocolError(self.peer, f"writes blocks [{first}, {end}); granted are {len(granted)} blocks")
         blocks = granted[first:end]
+        for layer in layers:
+            ids = self._slab.layout.layer_blocks(layer)
+            if min(blocks) not in ids or max(blocks) not in ids:
+                raise ProtocolError(self.peer, f"writes blocks [{first}, {end}) of layer {layer}, which has others")
         self._intake.take(layers, blocks)
         try:
             if message.transfer_id in self._checked:

@@ -46,7 +46,7 @@ class Ledger:
         self._on_event = on_event
         self._on_notice = on_notice
         self._lock = threading.Lock()
-        self._table = LeaseTable(layout.num_blocks)
+        self._table = LeaseTable(layout.num_ids)
         self._progress: dict[str, Progress] = {}
         self._news: deque[TransferEvent | Notice] = deque()
         self._delivering = threading.Lock()
@@ -75,7 +75,8 @@ class Ledger:
             if lease is None:
                 return None
             progress = self._progress.setdefault(transfer_id, Progress())
-            progress.arrivals[writer] = Arrivals(self._layout.num_layers, num_blocks)
+            missing = self._layout.nbytes_of(lease.block_ids) // self._layout.block_bytes
+            progress.arrivals[writer] = Arrivals(self._layout.num_layers, num_blocks, missing)
             return lease.block_ids
 
     def arrived(self, transfer_id: str, writer: int, layers: range, first: int, count: int) -> None:
@@ -107,8 +108,8 @@ class Ledger:
                 progress.payload, progress.transport, progress.sent_us = message.payload, transport, message.sent_us
             self._table.commit(transfer_id, writer)
             if lease.state is LeaseState.READY:
-                kv_blocks = len(lease.block_ids)
-                kv_bytes = kv_blocks * self._layout.num_layers * self._layout.block_bytes
+                kv_blocks = sum(block < self._layout.num_blocks for block in lease.block_ids)
+                kv_bytes = self._layout.nbytes_of(lease.block_ids)
                 self._news.append(
                     Committed(
                         transfer_id,

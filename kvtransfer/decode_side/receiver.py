@@ -94,7 +94,9 @@ class Receiver:
         self._clerk = threading.Thread(target=self._keep_watch, name="kv-clerk", daemon=True)
         self._clerk.start()
 
-    def reserve(self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None) -> Grant:
+    def reserve(
+        self, block_ids: Sequence[int], skip_tokens: int, ttl_s: float | None = None, num_window_blocks: int = 0
+    ) -> Grant:
         """Leases free blocks of the owner to any sender that presents the grant. `ttl_s` None: the configured time to
         live. Raises UnavailableError when closed or suspended."""
         shared = self._shared
@@ -116,6 +118,7 @@ class Receiver:
             skip_tokens=skip_tokens,
             ttl_s=ttl_s,
             endpoint=self.endpoint,
+            num_window_blocks=num_window_blocks,
         )
 
     def cancel(self, transfer_id: str, reason: str) -> None:

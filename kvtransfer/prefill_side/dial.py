@@ -86,7 +86,11 @@ def _greet(
             for fd in fds:
                 os.close(fd)
             raise
-        peer_layout = replace(rank_layout(identity.layout, welcome.size), num_blocks=welcome.num_blocks)
+        peer_layout = replace(
+            rank_layout(identity.layout, welcome.size),
+            num_blocks=welcome.num_blocks,
+            num_window_blocks=welcome.num_window_blocks,
+        )
         plan = parts(identity.shard, welcome.size, identity.layout.num_kv_heads)
         writer = make_writer(PrefillEnd(channel, slab, peer_layout, plan, welcome, fds, timeout_s))
         sock.settimeout(None)

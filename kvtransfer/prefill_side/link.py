@@ -163,7 +163,7 @@ class Link:
 
     def _begin(self, push: Push, dialled: Dialled) -> None:
         grant = push.grant
-        outside = [block for block in grant.block_ids if not 0 <= block < dialled.peer_layout.num_blocks]
+        outside = [block for block in grant.block_ids if not 0 <= block < dialled.peer_layout.num_ids]
         if outside:
             self._finish(push, ok=False, reason=f"granted block {outside[0]} is outside the decode worker's slab")
             return
@@ -283,11 +283,12 @@ class Link:
 
     def _is_due(self, operation: LayerBlocks | wire.Commit) -> bool:
         """Whether the operation and all operations before it can be carried out now. When the transport ships a chunk's
-        layers at once, a layer waits for the last one."""
+        layers at once, a layer waits for the last one that sees all; what comes behind it, for the next one or the end.
+        """
         assert self._dialled is not None
         if isinstance(operation, wire.Commit) or not self._dialled.writer.at_once:
             return True
-        return operation.layer == self._slab.layout.num_layers - 1
+        return operation.layer == self._slab.layout.last_layer
 
     def _take_due(self, push: Push) -> list[LayerBlocks | wire.Commit]:
         """The operations up to and with the first one that is due; none when no operation is due."""

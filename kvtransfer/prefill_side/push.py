@@ -139,5 +139,5 @@ class Push:
 
     def end(self, transport: str, *, ok: bool, reason: str) -> None:
         """Tells on_done. The queue calls it once."""
-        kv_blocks = len(self.grant.block_ids) if ok else 0
+        kv_blocks = self.grant.num_blocks if ok else 0
         self.on_done(PushResult(ok, reason, transport, kv_blocks, self.kv_bytes, time.monotonic() - self.started_s))

@@ -77,9 +77,10 @@ class Sender:
                 self._slab.clear_behind(piece.source[-1], piece.tail)
 
         def layer_done(layer: int) -> None:
-            ready = self._slab.mark()
+            ready, ids = self._slab.mark(), self._slab.layout.layer_blocks(layer)
             for piece in pieces:
-                piece.push.layer_ready(layer, piece.first, piece.source, ready)
+                if piece.source[0] in ids:
+                    piece.push.layer_ready(layer, piece.first, piece.source, ready)
 
         return layer_done
 

@@ -31,7 +31,7 @@ class KvPush(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Blocks of a transfer that one engine step completes, in every layer."""
+    """Blocks of a transfer that one engine step completes, in every layer that has them."""
 
     push: KvPush
     first: int  # index of the first one among the granted blocks

@@ -40,13 +40,12 @@ class AdoptedSlab:
         return np.asarray(self._memory.array).data[: self.layout.nbytes]
 
     @property
-    def tensor(self) -> "torch.Tensor":
-        """The slab on rank 0's device, like `Slab.tensor`."""
+    def flat(self) -> "torch.Tensor":
+        """The slab on rank 0's device, like `Slab.flat`."""
         import torch
 
         array = self._memory.array if self.driver.kind == "cuda" else np.asarray(self._memory.array)
-        values = torch.as_tensor(array)[: self.layout.nbytes].view(getattr(torch, self.layout.dtype))
-        return values.view(self.layout.shape)
+        return torch.as_tensor(array)[: self.layout.nbytes].view(getattr(torch, self.layout.dtype))
 
     def export(self) -> int:
         """A file descriptor for peers, like `Slab.export`. Raises UnavailableError."""

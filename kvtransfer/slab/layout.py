@@ -1,5 +1,6 @@
 """Where a KV block lies in a slab. Both ends of a transfer must agree on this layout, but for the number of blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -12,8 +13,8 @@ class SlabLayout:
     Because any head range of one block, K and V together, is one contiguous run, transfers between different
     tensor-parallel sizes are plain runs.
 
-    With `window_layers` it is in two groups: these layers have blocks of their own, fewer than the others. Such a slab
-    is no array of that shape, and nothing is transferred from or to it.
+    With `window_layers` it is in two groups, and no such array: these layers have blocks of their own, fewer than the
+    others, whose ids begin behind those of the others.
     """
 
     num_layers: int
@@ -31,8 +32,22 @@ class SlabLayout:
         return (self.num_layers, *self.layer_shape(0))
 
     def layer_shape(self, layer: int) -> tuple[int, int, int, int, int]:
-        num_blocks = self.num_window_blocks if layer in self.window_layers else self.num_blocks
-        return (num_blocks, self.num_kv_heads, 2, self.block_size, self.head_dim)
+        return (len(self.layer_blocks(layer)), self.num_kv_heads, 2, self.block_size, self.head_dim)
+
+    def layer_blocks(self, layer: int) -> range:
+        """The ids of the layer's blocks."""
+        return range(self.num_blocks, self.num_ids) if layer in self.window_layers else range(self.num_blocks)
+
+    @property
+    def num_ids(self) -> int:
+        return self.num_blocks + self.num_window_blocks
+
+    @property
+    def last_layer(self) -> int:
+        """The last one that has part in every block of a sequence, where there is one."""
+        return max(
+            (one for one in range(self.num_layers) if one not in self.window_layers), default=self.num_layers - 1
+        )
 
     @property
     def head_bytes(self) -> int:
@@ -45,13 +60,18 @@ class SlabLayout:
         return self.num_kv_heads * self.head_bytes
 
     @property
-    def layer_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-    @property
     def nbytes(self) -> int:
-        return sum(self.layer_shape(layer)[0] for layer in range(self.num_layers)) * self.block_bytes
+        return self.offset(self.num_layers, 0)
 
     def offset(self, layer: int, block: int, head: int = 0) -> int:
         """First byte of a head of a block in a layer."""
-        return layer * self.layer_bytes + block * self.block_bytes + head * self.head_bytes
+        num_sliding = sum(one < layer for one in self.window_layers)
+        before = (layer - num_sliding) * self.num_blocks + num_sliding * self.num_window_blocks
+        first = self.num_blocks if layer in self.window_layers else 0
+        return (before + block - first) * self.block_bytes + head * self.head_bytes
+
+    def nbytes_of(self, blocks: Sequence[int]) -> int:
+        """Bytes of these blocks, each in all layers that have it."""
+        num_sliding = sum(block >= self.num_blocks for block in blocks)
+        in_others = (len(blocks) - num_sliding) * (self.num_layers - len(self.window_layers))
+        return (num_sliding * len(self.window_layers) + in_others) * self.block_bytes

@@ -39,7 +39,7 @@ class RankSlab(Protocol):
     def buffer(self) -> memoryview: ...
 
     @property
-    def tensor(self) -> "torch.Tensor": ...
+    def flat(self) -> "torch.Tensor": ...
 
     def export(self) -> int: ...
 
@@ -78,17 +78,16 @@ class Slab:
     @property
     def tensor(self) -> "torch.Tensor":
         """`[layers, blocks, kv_heads, 2, block_size, head_dim]`, see SlabLayout."""
-        return self._flat.view(self.layout.shape)
+        return self.flat.view(self.layout.shape)
 
     @property
     def layers(self) -> "list[torch.Tensor]":
         """`[blocks, kv_heads, 2, block_size, head_dim]` of each layer."""
-        shapes = list(map(self.layout.layer_shape, range(self.layout.num_layers)))
-        ends = itertools.accumulate(map(math.prod, shapes))
-        return [self._flat[end - math.prod(shape) : end].view(shape) for shape, end in zip(shapes, ends, strict=True)]
+        return layers_of(self.flat, self.layout)
 
     @property
-    def _flat(self) -> "torch.Tensor":
+    def flat(self) -> "torch.Tensor":
+        """All of it, in one dimension."""
         if self._tensor is None:
             import torch  # here, because moving bytes needs no torch
 
@@ -114,8 +113,13 @@ class Slab:
         return event
 
     def clear_behind(self, block: int, used: int) -> None:
-        """Zeroes a block behind its `used` tokens, in all layers, before what the calling thread enqueues later."""
-        if self.driver.kind == "host":
+        """Zeroes a block behind its `used` tokens, in all layers that have it, before what the calling thread enqueues
+        later."""
+        if self.layout.window_layers:
+            for layer, cache in enumerate(self.layers):
+                if block in (blocks := self.layout.layer_blocks(layer)):
+                    cache[block - blocks.start, :, :, used:] = 0
+        elif self.driver.kind == "host":
             array = np.frombuffer(self.buffer, dtype=np.uint8).reshape(*self.layout.shape[:-1], -1)
             array[:, block, :, :, used:] = 0
         else:
@@ -138,3 +142,10 @@ class Slab:
         """Gives the memory back for good, when nobody computes or transfers any more. Idempotent."""
         if self._memory.is_mapped:
             self._memory.unmap()
+
+
+def layers_of(flat: "torch.Tensor", layout: SlabLayout) -> "list[torch.Tensor]":
+    """A slab's values in one dimension -> `[blocks, kv_heads, 2, block_size, head_dim]` of each layer."""
+    shapes = list(map(layout.layer_shape, range(layout.num_layers)))
+    ends = itertools.accumulate(map(math.prod, shapes))
+    return [flat[end - math.prod(shape) : end].view(shape) for shape, end in zip(shapes, ends, strict=True)]

@@ -19,12 +19,14 @@ _PROGRAMS = 128
 WORD_BYTES = 8
 
 
-def head_words(memory: Tensor, layout: SlabLayout, heads: range) -> Tensor:
-    """A slab's bytes, uint8 [layout.nbytes or more] -> int64 [layers, blocks, words of the heads in a block]."""
-    words = memory[: layout.nbytes].view(torch.int64)
-    blocks = words.view(layout.num_layers, layout.num_blocks, layout.block_bytes // WORD_BYTES)
+def head_words(memory: Tensor, layout: SlabLayout, heads: range, layers: range) -> Tensor:
+    """A slab's bytes, uint8 [layout.nbytes or more] -> int64 [layers, blocks, words of the heads in a block], of
+    neighbouring layers with the same blocks."""
+    ids = layout.layer_blocks(layers.start)
+    begin, nbytes = layout.offset(layers.start, ids.start), len(layers) * len(ids) * layout.block_bytes
+    words = memory[begin : begin + nbytes].view(torch.int64)
     size = layout.head_bytes // WORD_BYTES
-    return blocks[:, :, heads.start * size : heads.stop * size]
+    return words.view(len(layers), len(ids), -1)[:, :, heads.start * size : heads.stop * size]
 
 
 def copy_blocks(source: Tensor, destination: Tensor, table: Tensor, num_programs: int = _PROGRAMS) -> None:

@@ -26,10 +26,11 @@ from runtime.device.cuda_memory import CudaMemory
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The heads that one rank of the decode worker gets, as int64 [layers, blocks, words of the heads in a block]."""
+    """The heads that one rank of the decode worker gets."""
 
-    source: Tensor
-    destination: Tensor
+    ours: range
+    theirs: range
+    destination: Tensor  # its slab's bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,12 @@ class CudaIpcWriter(BlockWriter):
         torch.cuda.set_device(self._driver.device)  # device and stream are this thread's; no other thread writes
         self._stream = torch.cuda.Stream(self._driver.device, priority=-1)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self._stream)
-        ours = slab.tensor.flatten().view(torch.uint8)
+        self._source, self._layout, self._peer_layout = slab.flat.view(torch.uint8), slab.layout, end.peer_layout
         targets = [(part.heads, target.heads) for part in end.parts for target in part.targets]
         self._routes: list[_Route] = []
         for (our_heads, their_heads), memory in zip(targets, self._peer.memories, strict=True):
             theirs = torch.as_tensor(memory.array, device=self._driver.device)
-            source = head_words(ours, slab.layout, our_heads)
-            self._routes.append(_Route(source, head_words(theirs, end.peer_layout, their_heads)))
+            self._routes.append(_Route(our_heads, their_heads, theirs))
         self._on_their_way: deque[_OnItsWay] = deque()
         self._blocks: tuple[Sequence[int], Sequence[int]] = ((), ())
         self._table = torch.empty(2, 0, dtype=torch.int32, device=self._driver.device)  # for self._blocks
@@ -80,6 +80,9 @@ class CudaIpcWriter(BlockWriter):
         if self._blocks != blocks:  # shipments of one chunk share the table
             self._blocks = blocks
             table = torch.tensor(blocks, dtype=torch.int32, pin_memory=True)
+            layer = shipment.message.layer
+            table[0] -= self._layout.layer_blocks(layer).start
+            table[1] -= self._peer_layout.layer_blocks(layer).start
             self._table = table.to(self._driver.device, non_blocking=True)
         if shipment.ready is not None:
             shipment.ready.wait(self._stream)
@@ -114,5 +117,6 @@ class CudaIpcWriter(BlockWriter):
     def _copy(self, layers: range) -> None:
         """Enqueues the copy on the thread's stream."""
         for route in self._routes:
-            chosen = slice(layers.start, layers.stop)
-            copy_blocks(route.source[chosen], route.destination[chosen], self._table)
+            source = head_words(self._source, self._layout, route.ours, layers)
+            destination = head_words(route.destination, self._peer_layout, route.theirs, layers)
+            copy_blocks(source, destination, self._table)

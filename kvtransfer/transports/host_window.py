@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvtransfer.slab.byte_runs import byte_ranges
-from kvtransfer.slab.slab import Mark, RankSlab
+from kvtransfer.slab.slab import Mark, RankSlab, layers_of
 from kvtransfer.transports.transport import piece_blocks
 
 if TYPE_CHECKING:
@@ -55,12 +55,15 @@ class StagedBlocks:
         import torch  # here, because a worker whose slab lies in host memory needs no torch
 
         layout = slab.layout
-        words = slab.tensor.view(torch.int32)  # because torch cannot choose rows of each dtype
-        self._tensor = words[:, :, heads.start : heads.stop]  # [layers, blocks, heads, 2, block_size, words of a token]
-        self._is_cuda = self._tensor.is_cuda
-        shape = (min(piece_blocks(layout), layout.num_blocks), *self._tensor.shape[2:])
-        self._staging = torch.empty(shape, dtype=self._tensor.dtype, pin_memory=self._is_cuda)
-        self._stream = torch.cuda.Stream(self._tensor.device) if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._layout = layout
+        # [blocks, heads, 2, block_size, words of a token] of each layer; words, because torch cannot choose rows of
+        # each dtype
+        self._layers = [layer.view(torch.int32)[:, heads.start : heads.stop] for layer in layers_of(slab.flat, layout)]
+        first = self._layers[0]
+        self._device, self._is_cuda = first.device, first.is_cuda
+        shape = (min(piece_blocks(layout), layout.num_ids), *first.shape[1:])
+        self._staging = torch.empty(shape, dtype=first.dtype, pin_memory=self._is_cuda)
+        self._stream = torch.cuda.Stream(first.device) if self._is_cuda else None  # type: ignore[no-untyped-call]
 
     def bytes(self, count: int) -> memoryview:
         import torch
@@ -73,19 +76,19 @@ class StagedBlocks:
         with torch.cuda.stream(self._stream):
             if self._stream is not None and ready is not None:
                 ready.wait(self._stream)
-            self._staging[: len(blocks)].copy_(self._tensor[layer].index_select(0, self._places(blocks)))
+            self._staging[: len(blocks)].copy_(self._layers[layer].index_select(0, self._places(layer, blocks)))
         return self.bytes(len(blocks))
 
     def write(self, layer: int, blocks: Sequence[int]) -> None:
         import torch
 
         with torch.cuda.stream(self._stream):
-            values = self._staging[: len(blocks)].to(self._tensor.device)
-            self._tensor[layer].index_copy_(0, self._places(blocks), values)
+            values = self._staging[: len(blocks)].to(self._device)
+            self._layers[layer].index_copy_(0, self._places(layer, blocks), values)
             if self._stream is not None:
                 self._stream.synchronize()
 
-    def _places(self, blocks: Sequence[int]) -> "Tensor":
+    def _places(self, layer: int, blocks: Sequence[int]) -> "Tensor":
         import torch
 
-        return torch.tensor(blocks, dtype=torch.int64, device=self._tensor.device)
+        return torch.tensor(blocks, dtype=torch.int64, device=self._device) - self._layout.layer_blocks(layer).start

@@ -64,6 +64,7 @@ class _Buffers:
         """Raises UnavailableError when the GPU has no room for the buffers."""
         torch.cuda.set_device(device)  # device and stream are this thread's; no other thread launches here
         self.device = device
+        self.layout = layout
         sizes = [len(part.heads) * layout.head_bytes // WORD_BYTES for part in parts]
         self.block_bytes = sum(sizes) * WORD_BYTES
         self.piece_blocks = max(1, min(BUFFER_BYTES // self.block_bytes, MAX_PIECE_BLOCKS))
@@ -92,14 +93,15 @@ class _Buffers:
         self.ring.rotate(-1)
         return self.ring[0]
 
-    def tables(self, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Two tables for `copy_blocks`, int32 [2, count]: from the blocks to their rows in a buffer, and back."""
+    def tables(self, layer: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Two tables for `copy_blocks`, int32 [2, count]: from the layer's blocks to their rows in a buffer, and
+        back."""
         key = tuple(blocks)
         tables = self._tables.get(key)
         if tables is None:
             host = torch.empty(3, len(key), dtype=torch.int32, pin_memory=True)
             rows = host.numpy()
-            rows[0] = key
+            rows[0] = np.array(key, dtype=np.int32) - self.layout.layer_blocks(layer).start
             rows[1] = np.arange(len(key))
             rows[2] = rows[0]
             if len(self._tables) >= _MAX_TABLES:
@@ -124,8 +126,7 @@ class NcclWriter(BlockWriter):
         assert isinstance(slab.driver, CudaMemory)
         self._channel = end.channel
         self._buffers = _Buffers(slab.layout, end.parts, slab.driver.device)
-        memory = slab.tensor.flatten().view(torch.uint8)
-        self._sources = [head_words(memory, slab.layout, part.heads) for part in end.parts]
+        self._memory, self._heads = slab.flat.view(torch.uint8), [part.heads for part in end.parts]
         self._computed = _event()
         self._gather(self._buffers.ring[0], range(1), ())  # loads the kernel before somebody waits for it
         self._watch = PeerWatch(end.channel.sock, end.channel.peer)
@@ -160,12 +161,11 @@ class NcclWriter(BlockWriter):
     def close(self) -> None:
         self._pair.abort()
         self._buffers.close()
-        self._sources.clear()
 
     def _gather(self, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
-        to_buffer, _ = self._buffers.tables(blocks)
-        for words, rows in zip(self._sources, buffer.rows(len(layers), len(blocks)), strict=True):
-            copy_blocks(words[layers.start : layers.stop], rows, to_buffer)
+        to_buffer, _ = self._buffers.tables(layers.start, blocks)
+        for heads, rows in zip(self._heads, buffer.rows(len(layers), len(blocks)), strict=True):
+            copy_blocks(head_words(self._memory, self._buffers.layout, heads, layers), rows, to_buffer)
 
 
 class NcclIntake(BlockIntake):
@@ -176,17 +176,15 @@ class NcclIntake(BlockIntake):
         self._watch = PeerWatch(end.channel.sock, end.channel.peer)
         self._buffers: _Buffers | None = None
         self._pair: NcclPair | None = None
-        self._destinations: list[list[Tensor]] = []  # for each part, its heads in each target's slab
+        self._destinations: list[list[tuple[Tensor, range]]] = []  # for each part, each target's slab and its heads
 
     def welcome(self, message: Welcome, parts: Sequence[Part]) -> None:
         """Raises OSError, UnavailableError."""
         driver, layout = self._slabs[0].driver, self._slabs[0].layout
         assert isinstance(driver, CudaMemory)
         self._buffers = _Buffers(layout, parts, driver.device)
-        memories = [slab.tensor.flatten().view(torch.uint8) for slab in self._slabs]
-        self._destinations = [
-            [head_words(memories[target.rank], layout, target.heads) for target in part.targets] for part in parts
-        ]
+        memories = [slab.flat.view(torch.uint8) for slab in self._slabs]
+        self._destinations = [[(memories[target.rank], target.heads) for target in part.targets] for part in parts]
         self._scatter(self._buffers, self._buffers.ring[0], range(1), ())  # loads the kernel
         pair_id = new_pair_id()
         self._channel.send_now(replace(message, rendezvous=pair_id))
@@ -226,7 +224,7 @@ class NcclIntake(BlockIntake):
         self._destinations.clear()
 
     def _scatter(self, buffers: _Buffers, buffer: _Buffer, layers: range, blocks: Sequence[int]) -> None:
-        _, from_buffer = buffers.tables(blocks)
+        _, from_buffer = buffers.tables(layers.start, blocks)
         for places, rows in zip(self._destinations, buffer.rows(len(layers), len(blocks)), strict=True):
-            for words in places:
-                copy_blocks(rows, words[layers.start : layers.stop], from_buffer)
+            for memory, heads in places:
+                copy_blocks(rows, head_words(memory, buffers.layout, heads, layers), from_buffer)

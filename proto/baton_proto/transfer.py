@@ -105,6 +105,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
     version: Count
     num_blocks: Count  # of each of the receiver's slabs
     size: Count  # ranks of the receiver
+    num_window_blocks: Count = 0  # of those of layers with a window
     rendezvous: Rendezvous = b""  # by which sender and receiver meet beside the connection; nccl: the id of the pair
 
 

@@ -156,7 +156,7 @@ WorkerReport = StepMessage | Refused
 
 class Grant(Struct, frozen=True):
     """Leave to write into a decode worker's slab, for one transfer. Block i of the list holds the prompt's tokens from
-    skip_tokens + i * block_size on."""
+    skip_tokens + i * block_size on; its last `num_window_blocks` hold the prompt's end in layers with a window."""
 
     transfer_id: Name
     worker_id: Name
@@ -166,6 +166,12 @@ class Grant(Struct, frozen=True):
     skip_tokens: Small  # multiple of the block size: the decode worker's own cached prefix
     ttl_s: float  # remaining time to live, never a clock reading
     endpoint: TransferEndpoint
+    num_window_blocks: Small = 0  # where these layers have blocks of their own
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the prompt."""
+        return len(self.block_ids) - self.num_window_blocks
 
 
 class PrefillRequest(PromptJob, frozen=True, tag="prefill", kw_only=True):

@@ -36,8 +36,7 @@ async def sliding(model: Path) -> AsyncIterator[EngineAssembly]:
     if not folder.exists():
         write_family(folder, "gemma3")
     engine = {"device": "cpu", "kv_memory": "4MiB", "threads": 1, "block_size": BLOCK}
-    alone = {"prefill": 0}
-    assembly = build_worker_engine(parse_config({"model": str(folder), "engine": engine, "workers": alone}))
+    assembly = build_worker_engine(parse_config({"model": str(folder), "engine": engine}))
     assert assembly.layout.window_layers
     yield assembly
 

@@ -38,6 +38,19 @@ def test_a_block_leaves_with_the_chunk_that_completes_it(prompt: tuple[int, int,
             assert end == min(e for e in ends if e > last_token)
 
 
+@given(chunked_prompts(), st.integers(0, 5))
+def test_the_end_of_a_prompt_leaves_in_layers_with_a_window_too_at_places_behind_the_others(
+    prompt: tuple[int, int, int, list[int]], most: int
+) -> None:
+    num_tokens, skip_tokens, block_size, ends = prompt
+    num_window_blocks = min(most, PushPlan(num_tokens, skip_tokens, block_size).num_blocks)
+    plan = PushPlan(num_tokens, skip_tokens, block_size, num_window_blocks)
+    pushed = [block for end in ends for block in plan.in_window(plan.advance(end))]
+    num_blocks = -(-num_tokens // block_size)
+    assert pushed == list(range(num_blocks - num_window_blocks, num_blocks))
+    assert [plan.window_index(block) for block in pushed] == [plan.num_blocks + at for at in range(num_window_blocks)]
+
+
 def test_the_prefix_hit_leaves_with_the_first_chunk() -> None:
     plan = PushPlan(num_tokens=100, skip_tokens=16, block_size=16)
     assert plan.advance(80) == range(1, 5)  # tokens 0..63 were cached here, 64..79 are computed now

@@ -10,7 +10,7 @@ import pytest
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
-from tests.service import TRANSPORTS, Service, running_service
+from tests.service import NEEDS_TWO, TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import LENGTHS, ask, random_prompt
 from tests.spine.worker_view import until_idle
@@ -53,14 +53,39 @@ async def test_answers_of_a_tiny_model_equal_those_of_transformers(
         await until_idle(service)
 
 
-@pytest.mark.parametrize("case", ["phi3, windows and part of a head rotated", "gemma3", "gpt-oss"])
-async def test_answers_of_a_family_whose_layers_differ_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
-    """KV of layers with windows and rotations of their own is shipped, found again and chunked as any other."""
-    prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
+@pytest.mark.parametrize(
+    ("case", "topology"),
+    [
+        ("phi3, windows and part of a head rotated", TRANSPORTS[0]),
+        *(("gemma3", transport) for transport in TRANSPORTS),
+        ("gpt-oss", TRANSPORTS[0]),
+    ],
+)
+async def test_answers_of_a_family_whose_layers_differ_equal_those_of_transformers(
+    tmp_path: Path, case: str, topology: str
+) -> None:
+    """KV of layers with windows and rotations of their own is shipped, found again and chunked as any other. Of layers
+    with a window the end of a prompt is."""
+    prefill, overrides = TOPOLOGIES[topology]
     oracle = Oracle(write_family(tmp_path, case))
     async with running_service(tmp_path, prefill, 1, overrides, engine={"max_batch_tokens": 128}) as service:
         prompts = [random_prompt(length, seed=length) for length in (1, 16, 33, 100, 512)]
         await equal_answers(service, oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
+        await equal_conversations(service, oracle, conversations=2, turns=3)
+        await until_idle(service)
+
+
+@NEEDS_TWO
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["2 to 1", "1 to 2"])
+async def test_answers_of_ranks_with_layers_in_two_groups_equal_those_of_transformers(
+    tmp_path: Path, sizes: tuple[int, int]
+) -> None:
+    prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
+    oracle = Oracle(write_family(tmp_path, "gemma3", num_attention_heads=8, num_key_value_heads=4))
+    engine = {"max_batch_tokens": 128, "prefill_tensor_parallel": sizes[0], "tensor_parallel": sizes[1]}
+    async with running_service(tmp_path, prefill, 1, overrides, engine=engine) as service:
+        prompts = [random_prompt(length, seed=length) for length in (1, 33, 100, 300)]
+        await equal_answers(service, oracle, prompts, max_tokens=16, shipped=True, transport=topology)
         await equal_conversations(service, oracle, conversations=2, turns=3)
         await until_idle(service)
 

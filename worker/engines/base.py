@@ -38,7 +38,7 @@ class SharedKv:
     make_sender: MakeSender  # for a prefill worker, which closes the sender
     other_slabs: Callable[[], Sequence[AdoptedSlab]] = list  # of ranks 1, 2, ...; a decode worker closes them
     repeats_first: bool = True  # admit() reports the token that came with the KV, if no grammar is broken
-    form: str = ""  # what the bytes of a block depend on beside layout and model, where it is not our own engine
+    form: str = ""  # what the bytes of a block depend on beside model and sizes, if on anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class OwnAssembly(EngineAssembly):
     engine: Engine
     memory: "ModelMemory | TensorParallelModel"
     slab: Slab
+    kv: SharedKv
 
 
 def build_engine(config: ServingConfig, on_rank_lost: Callable[[RankLostError], None] | None = None) -> OwnAssembly:
@@ -83,7 +84,8 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
         loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=two_groups)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
-    kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs) if manager.windows is None else None
+    form = "" if manager.windows is None else "two groups"
+    kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs, form=form)
     make_loop = functools.partial(EngineLoop, engine)
     return _assembled(files, config, engine, memory, make_loop, loaded.slab, kv, loaded.close)
 
@@ -93,8 +95,6 @@ def keeps_windows_whole(config: ServingConfig) -> str:
     host = config.engine.host_kv_memory.strip()
     if host == "auto" or parse_bytes(host, HOST_KEY):
         return f"{HOST_KEY}: the host tier takes blocks of all layers"
-    if config.may_have("prefill"):
-        return "workers.prefill: blocks are sent with all layers"
     return ""
 
 
@@ -164,7 +164,7 @@ def _assembled(
     memory: "ModelMemory | TensorParallelModel",
     make_loop: MakeLoop,
     slab: Slab,
-    kv: SharedKv | None,
+    kv: SharedKv,
     close: Callable[[], None],
 ) -> OwnAssembly:
     one_rank = slab.layout

@@ -63,7 +63,7 @@ def reserving(manager: BlockManager) -> tuple[Engine, Reservations, list[str]]:
     """The last one lists, in order, who has got a grant."""
     engine = Engine(FakeRunner(4), manager, max_batch_tokens=64, max_running=8, eos_token_ids=EOS)
     granted: list[str] = []
-    receiver = cast(Receiver, SimpleNamespace(reserve=lambda blocks, skipped, ttl_s: (len(blocks), skipped)))
+    receiver = cast(Receiver, SimpleNamespace(reserve=lambda blocks, skipped, *_: (len(blocks), skipped)))
     return (
         engine,
         Reservations(engine, receiver, 4, 9.0, lambda one: granted.append(one.sequence.request_id)),

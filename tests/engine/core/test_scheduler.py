@@ -1,6 +1,5 @@
 """Who runs when: by hand for the rules, at random for the promises (exact, within budget, nobody starves)."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -624,6 +623,7 @@ class Cluster:
     transfers: list[tuple[int, Request, Sequence]] = field(default_factory=list)  # (step when it is done, ...)
     pinned: list[tuple[int, Sequence]] = field(default_factory=list)
     sources: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)  # what a transfer reads, and where
+    sliding_sources: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)
     aborts: list[tuple[int, str]] = field(default_factory=list)
 
     def arrive(self, now: int, name: str, request: Request) -> Sequence:
@@ -683,11 +683,24 @@ class Cluster:
         start = sequence.num_computed_tokens
         self.runner.slab.write(sequence.block_table, sequence.token_ids, start, sequence.num_tokens)
         self.runner.slab.check(sequence.block_table, sequence.token_ids, sequence.num_tokens)
+        if window := self.runner.window:
+            first = self.first_seen(sequence)
+            written = max(start, first)
+            self.runner.sliding.write(sequence.window_table, sequence.token_ids, written, sequence.num_tokens)
+            seen = max(first, sequence.num_tokens - window + 1)
+            self.runner.sliding.check(sequence.window_table, sequence.token_ids, sequence.num_tokens, seen)
         self.take(self.engine.admit(sequence, next_token(sequence.token_ids), None), 0)
+
+    def first_seen(self, sequence: Sequence) -> int:
+        """The first token of the first block that the token behind a prompt sees in layers with a window."""
+        size = self.runner.slab.block_size
+        return max(0, sequence.num_tokens - self.runner.window + 1) // size * size
 
     def unpin(self, sequence: Sequence) -> None:
         for at, value in self.sources.pop(sequence.request_id, {}).items():
             assert self.runner.slab.values[at] == value, "a block changed under its reader"
+        for at, value in self.sliding_sources.pop(sequence.request_id, {}).items():
+            assert self.runner.sliding.values[at] == value, "a place changed under its reader"
         self.engine.unpin(sequence)
 
     def read_sources(self, batch: Batch, layer: int) -> None:
@@ -699,6 +712,12 @@ class Cluster:
                 source = self.sources.setdefault(item.sequence.request_id, {})
                 for place in places:
                     source.setdefault(place, slab.values[place])
+                if self.runner.window:
+                    sliding, table = self.runner.sliding, item.sequence.window_table
+                    source = self.sliding_sources.setdefault(item.sequence.request_id, {})
+                    for position in range(max(self.first_seen(item.sequence), item.start), item.end):
+                        place = sliding.at(table, position)
+                        source[place] = sliding.values[place]
 
     def take(self, output, now: int) -> None:  # type: ignore[no-untyped-def]
         name = output.sequence.request_id
@@ -749,8 +768,6 @@ def test_everything_ends_with_the_sequential_answer(
     window: int,
     spare_places: int,
 ) -> None:
-    if window:
-        work = [dataclasses.replace(request, kind="local") for request in work]
     num_blocks = max(-(-request.most_tokens // block_size) for request in work) + spare_blocks
     engine, runner = make_engine(
         num_blocks,

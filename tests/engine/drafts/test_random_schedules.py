@@ -1,7 +1,7 @@
 """Whatever is guessed, and whatever happens to a sequence meanwhile, it says what it would have said."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import numpy as np
@@ -104,6 +104,10 @@ class Served:
                 del self.reserved[name]
                 prompt = sequence.token_ids
                 self.runner.slab.write(sequence.block_table, prompt, sequence.num_computed_tokens, len(prompt))
+                if self.runner.window:
+                    held = next(at for at, place in enumerate(sequence.window_table) if place)
+                    first = max(sequence.num_computed_tokens, held * BLOCK_SIZE)
+                    self.runner.sliding.write(sequence.window_table, prompt, first, len(prompt))
                 first = self.engine.admit(sequence, sequential_answer(prompt, 1)[0], None)
                 self.take(name, first.token_ids, first.finish)
 
@@ -144,8 +148,6 @@ def test_drafts_change_no_answer_and_leave_nothing_behind(
     depth: int,
     window: int,
 ) -> None:
-    if window:
-        requests = [replace(request, is_remote=False) for request in requests]
     drafter = Guesses(_answer_of({f"r{index}": request for index, request in enumerate(requests)}), right)
     engine, runner = make_engine(
         num_blocks,
