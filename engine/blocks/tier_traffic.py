@@ -65,6 +65,8 @@ class TierTraffic:
         following = match(sequence, first, min(first + 1, end))
         if not following or following[0] >= self._cache.num_blocks:
             return at_hand
+        if self._windows is not None and following[0] not in self._windows.place_of:
+            return at_hand  # what is behind it was looked at before
         return at_hand + self._num_at_hand(match(sequence, first, end)) * self._block_size
 
     def _num_at_hand(self, hits: list[int]) -> int:

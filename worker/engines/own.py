@@ -179,7 +179,8 @@ def _assembled(
         ranks = config.engine.tensor_parallel
         engine.block_manager.tiers.move_disk(fingerprint(one_rank, model_hash(files, memory), ranks))
 
-    log.info("engine built", model=files.name, blocks=layout.num_blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
+    blocks = {"blocks": layout.num_blocks, "window_blocks": layout.num_window_blocks}
+    log.info("engine built", model=files.name, **blocks, kv_bytes=layout.nbytes, dtype=layout.dtype)
     return OwnAssembly(
         name="baton",
         config=config,
