@@ -189,6 +189,8 @@ class BlockManager:
     def settle(self, sequence: Sequence) -> None:
         """Gives up the copies that the sequence kept for a step. Invariant: no step reads its blocks now."""
         if not sequence.pinned:
+            if self.windows is not None:
+                self.windows.settle(sequence)
             self._drop(sequence.retired_blocks)
             sequence.retired_blocks = []
 

@@ -4,8 +4,8 @@ A token of such a layer sees only the last tokens before it. Hence a sequence ho
 that its next token sees, and for those behind them that it is about to write. A block that no sequence holds keeps its
 place until another block needs it: a prefix can be reused while the blocks that its next token sees have places.
 
-Invariant: a free block has no place. Because steps run in the order in which they were scheduled, a step on its way may
-still read a place that another block has got since.
+Invariant: a free block has no place. Because steps run in the order in which they were scheduled, a step may give the
+places that the one before it still reads to others; because that one has landed when a peer is let in, so may a peer.
 """
 
 from collections import Counter, OrderedDict
@@ -122,8 +122,8 @@ class WindowBlocks:
         return min(end, self._held[sequence].stop * self._block_size) - start
 
     def move(self, sequence: Sequence, first: int, own: list[int]) -> None:
-        """The blocks from `first` on of the sequence's table have taken the place of its `own`, whose content they
-        have. Where they have no place, they take over that of its own ones."""
+        """The blocks from `first` on of the sequence's table have replaced its `own`, whose content they have. Where
+        they have no place, they take over that of its own ones; else these keep theirs while somebody may read it."""
         held = self._held[sequence]
         for at, old in enumerate(own, first):
             if at not in held:
@@ -132,7 +132,7 @@ class WindowBlocks:
             if new not in self.place_of:
                 self.place_of[new], self._users[new] = self.place_of.pop(old), self._users.pop(old)
             else:
-                if sequence.pinned:
+                if sequence.pinned or sequence.num_in_flight_tokens:
                     self._retired.setdefault(sequence, []).append(old)
                 else:
                     self._let_go(old, self._passed)
@@ -142,9 +142,13 @@ class WindowBlocks:
         """The sequence gives up all that it holds."""
         for at in self._held.pop(sequence):
             self._let_go(sequence.block_table[at], self._ends)
+        self.settle(sequence)
+        sequence.window_table = []
+
+    def settle(self, sequence: Sequence) -> None:
+        """Nobody reads what was replaced any more."""
         for block in self._retired.pop(sequence, ()):
             self._let_go(block, self._passed)
-        sequence.window_table = []
 
     def forget(self, blocks: Iterable[int]) -> None:
         """These blocks, which nobody holds, become free."""

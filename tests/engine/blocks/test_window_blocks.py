@@ -92,6 +92,22 @@ def test_whoever_computes_what_another_was_faster_with_takes_over_its_places_or_
     assert manager.check_integrity() == []
 
 
+def test_a_place_that_was_replaced_is_nobody_elses_while_a_step_on_its_way_may_read_it() -> None:
+    manager = sliding(num_blocks=64, num_places=20)
+    fast, slow = allocated(manager, "fast", range(20)), allocated(manager, "slow", range(20))
+    compute_in_chunks(manager, fast, 8)
+    assert manager.reach(slow, 8, 0) == 8
+    own, available = slow.window_table[:2], manager.windows.num_available
+    slow.num_in_flight_tokens = 1
+    compute(manager, slow, 8)
+    assert not set(slow.window_table) & set(own)
+    assert manager.windows.num_available == available - 2
+    slow.num_in_flight_tokens = 0
+    manager.settle(slow)
+    assert manager.windows.num_available == available
+    assert manager.check_integrity() == []
+
+
 class WindowMachine(BlockMachine):
     """Whatever a sequence's next token sees in layers with a window is what was computed there."""
 

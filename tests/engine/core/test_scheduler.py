@@ -655,6 +655,7 @@ class Cluster:
                 self.complete(entry[1], entry[2])
         for entry in list(self.pending):
             if self.engine.reserve(entry[2]):
+                self.scribble(entry[2])
                 self.pending.remove(entry)
                 self.transfers.append((now + entry[1].delay, entry[1], entry[2]))
         for due, sequence in list(self.pinned):
@@ -690,6 +691,13 @@ class Cluster:
             seen = max(first, sequence.num_tokens - window + 1)
             self.runner.sliding.check(sequence.window_table, sequence.token_ids, sequence.num_tokens, seen)
         self.take(self.engine.admit(sequence, next_token(sequence.token_ids), None), 0)
+
+    def scribble(self, sequence: Sequence) -> None:
+        """A peer may write at once what is reserved, also while a step is on its way."""
+        for position in range(sequence.num_computed_tokens, sequence.num_tokens):
+            self.runner.slab.values[self.runner.slab.at(sequence.block_table, position)] = -1
+            if self.runner.window and position >= self.first_seen(sequence):
+                self.runner.sliding.values[self.runner.sliding.at(sequence.window_table, position)] = -1
 
     def first_seen(self, sequence: Sequence) -> int:
         """The first token of the first block that the token behind a prompt sees in layers with a window."""
