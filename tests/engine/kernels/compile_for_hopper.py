@@ -1,6 +1,6 @@
 """A pytest plugin that compiles kernels for Hopper on any machine instead of running them, because Triton's interpreter
-runs what its compiler refuses. Of each test it takes the first and the last parameters; what they assert does not
-matter. At the end it prints which kernels were compiled, and what was refused."""
+runs what its compiler refuses. Of each test it takes the last parameters; what it asserts does not matter. At the
+end it prints which kernels were compiled, and what was refused."""
 
 import os
 from collections import Counter
@@ -40,11 +40,7 @@ driver.set_active(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ends: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        both = ends.setdefault(item.nodeid.partition("[")[0], [item])
-        both[1:] = [] if item is both[0] else [item]
-    items[:] = [item for both in ends.values() for item in both]
+    items[:] = {item.nodeid.partition("[")[0]: item for item in items}.values()
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
