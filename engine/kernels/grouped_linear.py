@@ -122,7 +122,6 @@ def grouped_linear(
         N=n,
         K=k,
         EXPERTS=num_experts,
-        EXPERTS_PADDED=triton.next_power_of_2(num_experts),
         PAIRS_PER_ROW=pairs_per_row,
         BLOCK_M=tiles.rows,
         BLOCK_N=block_n,
@@ -169,7 +168,6 @@ def _grouped_linear(
     N: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -196,7 +194,7 @@ def _grouped_linear(
     if ALONE:
         expert = tl.load(pairs + tile)
     else:
-        experts = tl.arange(0, EXPERTS_PADDED)
+        experts = tl.arange(0, triton.next_power_of_2(EXPERTS))
         is_expert = experts < EXPERTS
         ends = tl.load(first + experts + 1, mask=is_expert, other=0)
         tiles = (ends - tl.load(first + experts, mask=is_expert, other=0) + BLOCK_M - 1) // BLOCK_M
