@@ -52,7 +52,7 @@ class TritonOperations:
     def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         if is_small(x):
             return small_linear(x, gate_up, gated=True)
-        return _gated_product(x if isinstance(gate_up, Tensor) else quantize_rows(x.contiguous()), gate_up, x.dtype)
+        return _gated_product(_rows_for(gate_up, x), gate_up, x.dtype)
 
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
         if is_small(hidden):
@@ -113,7 +113,12 @@ class TritonOperations:
 
 
 def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
-    return _product_of(x if isinstance(weight, Tensor) else quantize_rows(x.contiguous()), weight, x.dtype, out)
+    return _product_of(_rows_for(weight, x), weight, x.dtype, out)
+
+
+def _rows_for(weight: Weight, x: Tensor) -> Tensor | QuantizedRows:
+    """x, in as many bits as the weight has."""
+    return x if isinstance(weight, Tensor) else quantize_rows(x.contiguous())
 
 
 def _product_of(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype, out: Tensor | None) -> Tensor:

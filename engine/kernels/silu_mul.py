@@ -34,6 +34,10 @@ def _silu_mul(gate_up, result, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP:
     mask = columns < SIZE
     gate = tl.load(gate_up + row * (2 * SIZE) + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * SIZE) + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(result + row * SIZE + columns, (silu(gate) * up).to(result.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def silu(gate):
     shrunk = tl.exp(-tl.abs(gate))  # never overflows
-    value = gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
-    tl.store(result + row * SIZE + columns, value.to(result.dtype.element_ty), mask=mask)
+    return gate * tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk)

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.silu_mul import silu
 from engine.model.fp8_matrix import Weight, operands
 from runtime.device.quick_launch import QuickLaunch
 
@@ -145,8 +146,7 @@ def _small_linear(
                 up *= up_scales
             if NORM:
                 up *= scale
-            shrunk = tl.exp(-tl.abs(result))  # never overflows
-            result = result * tl.where(result >= 0, 1.0, shrunk) / (1.0 + shrunk) * up
+            result = silu(result) * up
         to = out + row * N + columns
         if ADD:
             result += tl.load(to, mask=is_column, other=0.0).to(tl.float32)
