@@ -31,6 +31,7 @@ from baton_proto.generated import inference_pb2 as pb
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_model
 from benchmarks.shapes import SHAPES
+from planner.policy import swap
 from runtime.calls.answer import Piece
 from runtime.calls.router import Client
 from runtime.config.overrides import with_overrides
@@ -74,7 +75,7 @@ async def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> di
     changes: dict[str, Any] = {
         "models": models,
         "router": {"http_port": 0, "grpc_port": 0},
-        "workers": {"prefill": 0, "decode": 1, "ready_timeout_s": 300.0},
+        "workers": {"prefill": 0, "decode": 1, "ready_timeout_s": 300.0, "engine": arguments.engine},
         "engine": {"max_model_len": 4096, "kv_memory": arguments.kv_memory},
         "planner": {"limits": {"min_prefill": 0, "gpu_budget": arguments.awake}},
     }
@@ -82,24 +83,27 @@ async def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> di
     prompt = [random.Random(0).randrange(3, 500) for _ in range(PROMPT_TOKENS)]
     firsts_s: dict[str, list[float]] = defaultdict(list)
     expected: dict[str, list[int]] = {}
-    wrong, before = 0, dict[str, int]()
-    with tempfile.TemporaryDirectory() as logs:
+    wrong, before, began_s = 0, dict[str, int](), time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
         async with AsyncExitStack() as stack:
-            service = await stack.enter_async_context(Supervisor(config, Path(logs)))
+            service = await stack.enter_async_context(Supervisor(config, arguments.logs or Path(scratch)))
             await stack.enter_async_context(Sleepers(service, telling))
             client = await stack.enter_async_context(Client(service.address("grpc")))
-            for swap in range(-len(folders), arguments.swaps):
-                name = list(folders)[swap % len(folders)]
+            start_s = time.perf_counter() - began_s
+            print(f"ready after {start_s:.1f} s", flush=True)
+            for number in range(-len(folders), arguments.swaps):
+                name = list(folders)[number % len(folders)]
                 await asyncio.sleep(arguments.pause_s)
                 tokens, first_s = await ask(client, name, prompt)
-                if swap < 0:
+                if number < 0:
                     expected[name] = tokens
+                    print(f"{name}: first token after {first_s:.2f} s, the first time", flush=True)
                     continue
                 before = before or held(psutil.Process())
                 firsts_s[name].append(first_s)
                 wrong += tokens != expected[name]
             after = held(psutil.Process())
-    return {"first_s": dict(firsts_s), "wrong": wrong, "before": before, "after": after}
+    return {"start_s": start_s, "first_s": dict(firsts_s), "wrong": wrong, "before": before, "after": after}
 
 
 def main() -> int:
@@ -109,8 +113,12 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=100)
     parser.add_argument("--pause-s", type=float, default=4.0)
     parser.add_argument("--kv-memory", default="8GiB")
+    parser.add_argument("--least-awake", type=float, default=swap.LEAST_AWAKE, help="times as long as a wake took")
+    parser.add_argument("--engine", default="baton", help="baton or vllm")
+    parser.add_argument("--logs", type=Path, help="folder that keeps the logs of the service")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    vars(swap)["LEAST_AWAKE"] = arguments.least_awake
     with tempfile.TemporaryDirectory() as scratch:
         shapes = arguments.models.split(",")
         written = {shape: write_model(Path(scratch) / shape, shape) for shape in dict.fromkeys(shapes)}
@@ -123,7 +131,7 @@ def main() -> int:
     Console().print(table)
     print(f"{result['wrong']} answers differ; held by all processes: {result['before']} -> {result['after']}")
     if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "logs")}
         write_result(arguments.json, {**describe(), "settings": settings, **result})
     slow = any(statistics.median(firsts_s) > GOAL_S for firsts_s in result["first_s"].values())
     return 1 if slow or result["wrong"] else 0
