@@ -36,7 +36,7 @@ class Vocabulary:
         ids = {token.content: token_id for token_id, token in added.items() if token_id not in self.eos_token_ids}
         self.marks = Marks(ids, barred)
         try:
-            text = _rewritten((folder / "tokenizer.json").read_bytes(), added, barred, vocab_size)
+            text = _rewritten((folder / "tokenizer.json").read_bytes(), added, barred)
             self.tokens = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=self.eos_token_ids)
         except BaseException as error:  # both libraries raise nothing narrower, and a panic of theirs is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -44,7 +44,7 @@ class Vocabulary:
             raise ModelError(str(folder), f"no grammar can be followed with its tokenizer: {error}") from error
 
 
-def _rewritten(data: bytes, added: Mapping[int, AddedToken], barred: Collection[int], vocab_size: int) -> str:
+def _rewritten(data: bytes, added: Mapping[int, AddedToken], barred: Collection[int]) -> str:
     """tokenizer.json, whose added tokens are the barred ones. A vocabulary that is a list, as Unigram's, stays."""
     file: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Raw])
     model: dict[str, Any] = msgspec.json.decode(file["model"], type=dict[str, Raw])
@@ -53,7 +53,7 @@ def _rewritten(data: bytes, added: Mapping[int, AddedToken], barred: Collection[
         spelled = _byte_level if b'"ByteLevel"' in bytes(file["decoder"]) else _with_word_starts
         names = {token_id: text for text, token_id in msgspec.json.decode(model["vocab"], type=dict[str, int]).items()}
         unknown = msgspec.json.decode(model.get("unk_token", b"null"))
-        listed = _named(names, added, barred, vocab_size, unknown, spelled)
+        listed = _named(names, added, barred, unknown, spelled)
         file["model"] = model | {"vocab": {text: token_id for token_id, text in names.items()}}
         file["added_tokens"] = [
             {"id": token_id, "content": names[token_id], "special": special, **_EXACT}
@@ -66,7 +66,6 @@ def _named(
     names: dict[int, str],
     added: Mapping[int, AddedToken],
     barred: Collection[int],
-    vocab_size: int,
     unknown: str | None,
     spelled: Callable[[str], str],
 ) -> dict[int, bool]:
@@ -82,7 +81,7 @@ def _named(
         else:  # another token has this text already
             names[token_id] = token.content
             listed[token_id] = False
-    for token_id in range(vocab_size):
+    for token_id in range(max(names)):  # llguidance takes ids for as many as there are names, so none may lack one
         if token_id not in names:
             names[token_id] = _NAMELESS.format(token_id)
             listed[token_id] = True

@@ -1,12 +1,16 @@
 """Whatever a tokenizer adds, grammars take its marks in either spelling and let no control token into a text."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from baton_proto.grammar import Grammar
+from runtime.grammar.compiler import GrammarCompiler
 from tests.scripted_families import FAMILIES
 from tests.spelling import Spelling
+from tests.tiny_model import EOS_TOKEN_IDS, VOCAB_SIZE, write_tiny_model
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -47,3 +51,18 @@ def test_a_grammar_in_lark_names_any_added_token(spelling: Spelling) -> None:
         if mark.startswith("<") and token != spelling.end:
             lark = f'start: {mark} "<" WORD // not "{mark}\nWORD: /[a-z<>]+\\/"?/'
             assert spelling.lets_through(Grammar("ebnf", lark), [token, *spelling.tokens('<ab/"')]), mark
+
+
+def test_ids_without_a_token_are_in_no_text_and_take_no_time_to_read(tmp_path: Path) -> None:
+    """A model of 151,936 ids with a tokenizer of 512 tokens took two minutes to start."""
+    path = write_tiny_model(tmp_path) / "tokenizer.json"
+    file = json.loads(path.read_text())
+    words = file["model"]["vocab"]
+    last = max(words, key=words.__getitem__)
+    words[last] += 7
+    path.write_text(json.dumps(file))
+    matcher = GrammarCompiler(tmp_path, 151_936, EOS_TOKEN_IDS).matcher(Grammar("regex", "(.|\\n)*"))
+    bits = np.unpackbits(np.asarray(matcher.mask([])).view(np.uint8), bitorder="little")
+    assert bits[words[last]]
+    assert not bits[VOCAB_SIZE - 1 : words[last]].any()
+    assert not bits[words[last] + 1 :].any()
