@@ -76,6 +76,7 @@ def build_cuda_runner(
     attentions = _attentions(model, scratch, max_model_len, device, flash=flash)
     buffer = StepBuffer(
         max_tokens=max_batch_tokens,
+        max_rows=max_rows,
         table_words=max_running * -(-max_model_len // block_size),
         block_size=block_size,
         programs_at_once=programs_at_once,

@@ -1,10 +1,10 @@
 """Runs batches on a GPU and waits for the GPU only where tokens are read.
 
-A step is one small kernel that reads its indices from the host, a CUDA graph (decodes only) or launches (any batch with
-a prompt chunk), and one small kernel that writes its tokens there. The tokens of a step feed the next step on the
-device, so the next step can be submitted before the host has seen them. What depends on them, such as the mask of a
-grammar, comes while the device computes the step: `draw` then samples the rows concerned once more, before the next
-step reads their tokens. On a CPU the same code runs in Triton's interpreter, for tests.
+A step is one small kernel that reads its indices from the host, a CUDA graph (decodes, drafts too) or launches (any
+batch with a prompt chunk), and one small kernel that writes its tokens there. The tokens of a step feed the next step
+on the device, so the next step can be submitted before the host has seen them. What depends on them, such as the mask
+of a grammar, comes while the device computes the step: `draw` then samples the rows concerned once more, before the
+next step reads their tokens. On a CPU the same code runs in Triton's interpreter, for tests.
 """
 
 import itertools
@@ -185,10 +185,11 @@ class CudaRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
-        size = None
-        if self._graphs is not None and not batch.chunks:
-            size = self._graphs.size_for(len(batch.decode))
-        shape = self._buffer.shape(batch) if size is None else self._buffer.decode_shape(size)
+        shape, size = self._buffer.shape(batch), None
+        if self._graphs is not None and not shape.chunks:
+            size = self._graphs.size_for(shape.rows)
+        if size is not None:
+            shape = self._buffer.decode_shape(size, drafts=shape.drafts)
         words = self._buffer.pack(batch, shape, self._rows)
         if self.tell is not None:
             self.tell(DeviceStep(shape, size, words.numpy().data.cast("B"), scored_rows(batch)))
@@ -251,7 +252,7 @@ class CudaRunner:
         for move in moves:
             for layer in range(self.num_layers):
                 move.before(layer)
-        self._graphs.replay(graph)
+        self._graphs.replay(graph, drafts=shape.drafts)
         if layer_done is not None:
             for layer in range(self.num_layers):
                 layer_done(layer)
@@ -270,8 +271,8 @@ class CudaRunner:
     def _clear(self, rows: int) -> None:
         self._buffer.clear(self._buffer.decode_shape(rows))
 
-    def _run_padded(self, rows: int) -> None:
-        self._run(self._buffer.view(self._buffer.decode_shape(rows)), 0, None, self._logits[:rows])
+    def _run_padded(self, rows: int, drafts: bool) -> None:
+        self._run(self._buffer.view(self._buffer.decode_shape(rows, drafts=drafts)), 0, None, self._logits[:rows])
 
     def _run(
         self,

@@ -1,7 +1,7 @@
 """CUDA graphs of whole decode steps, one per batch size: replaying a graph costs the host a single launch.
 
 A batch runs in the smallest graph that holds it. Rows of padding store nothing and attend to nothing, and their tokens
-are dropped.
+are dropped. Steps with drafts, whose rows may see each other, have graphs of their own.
 """
 
 from bisect import bisect_left
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.cuda.graph_recorder import GraphRecorder
+from engine.drafts.speculation import FREE_ROWS
 
 LARGEST_GRAPH = 512
 
@@ -21,22 +22,24 @@ def graph_sizes(max_rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    def __init__(self, max_rows: int, clear: Callable[[int], None], step: Callable[[int], None]) -> None:
-        """`step(rows)` runs a padded decode step whose inputs and outputs keep their addresses; `clear(rows)` fills its
-        inputs with padding, so that steps during the capture store nothing."""
+    def __init__(self, max_rows: int, clear: Callable[[int], None], step: Callable[[int, bool], None]) -> None:
+        """`step(rows, drafts)` runs a padded decode step whose inputs and outputs keep their addresses; `clear(rows)`
+        fills its inputs with padding, so that steps during the capture store nothing."""
         self.sizes = graph_sizes(max_rows)
-        self._graphs: dict[int, Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        most_drafted = self.size_for(FREE_ROWS) or max_rows
         with GraphRecorder() as recorder:
             for rows in reversed(self.sizes):  # the largest first: the others fit into its memory
                 clear(rows)
-                step(rows)  # loads and compiles kernels, which a capture must not do
-                self._graphs[rows] = recorder.record(partial(step, rows))
+                for drafts in (False, True) if 1 < rows <= most_drafted else (False,):
+                    step(rows, drafts)  # loads and compiles kernels, which a capture must not do
+                    self._graphs[rows, drafts] = recorder.record(partial(step, rows, drafts))
 
     def size_for(self, rows: int) -> int | None:
         """Rows of the smallest graph that holds the batch; None when no graph does."""
         index = bisect_left(self.sizes, rows)
         return self.sizes[index] if index < len(self.sizes) else None
 
-    def replay(self, size: int) -> None:
+    def replay(self, size: int, *, drafts: bool) -> None:
         """Replays a graph, in stream order."""
-        self._graphs[size]()
+        self._graphs[size, drafts]()

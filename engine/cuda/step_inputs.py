@@ -27,6 +27,9 @@ from runtime.config.step_times import token_pairs
 _ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 _HOST_BUFFERS = 3
 _SAMPLE_STEP = 8
+# Tokens that a step's drafts may see, one row after the other, as decodes. As chunks, whose launches are no single
+# graph, they read what they see once.
+_SEEN_AS_ROWS = 1 << 16
 # Fields of the buffer that DecodePlan and PrefillPlan have, too.
 _PIECE_FIELDS = ("program_first", "piece_row", "piece_start", "piece_end", "first_piece", "num_pieces")
 _CHUNK_FIELDS = ("tile_chunk", "tile_start", "query_start", "context", "length")
@@ -83,6 +86,7 @@ class StepBuffer:
         self,
         *,
         max_tokens: int,
+        max_rows: int,
         table_words: int,
         block_size: int,
         programs_at_once: int,
@@ -91,10 +95,12 @@ class StepBuffer:
         window: int,
         device: torch.device,
     ) -> None:
-        """table_words: room for the block tables of one step, of all sequences together. table_from: as in
-        `TritonAttention`. window: of the layers that have one; 0: none has."""
+        """max_rows: decodes, and tokens of drafts that are computed as such. table_words: room for the block tables of
+        one step, of all sequences together. table_from: as in `TritonAttention`. window: of the layers that have one;
+        0: none has."""
         self._window = window
         self._max_tokens = max_tokens
+        self._max_rows = max_rows
         self._block_size = block_size
         self._programs_at_once = programs_at_once
         self._query_tile = query_tile
@@ -107,7 +113,9 @@ class StepBuffer:
         self._hosts = itertools.cycle([(host, host.numpy()) for host in hosts])
 
     def shape(self, batch: Batch) -> StepShape:
-        """The batch's shape, without padding but for samples."""
+        """The batch's shape, without padding but for samples. Drafts beside no prompt are rows, as decodes."""
+        if batch.drafted and self._are_rows(batch):
+            return self.decode_shape(batch.num_tokens, drafts=True)
         lengths = np.array([item.num_tokens for item in batch.chunks], dtype=np.int64)
         rows, chunks = len(batch.decode), len(batch.chunks)
         pairs = sum(token_pairs(item.start, item.num_tokens) for item in batch.chunks)
@@ -125,15 +133,20 @@ class StepBuffer:
             has_windows=self._window > 0,
         )
 
+    def _are_rows(self, batch: Batch) -> bool:
+        seen = sum(item.num_tokens * item.end for item in batch.drafted)
+        return not batch.prefill and batch.num_tokens <= self._max_rows and seen <= _SEEN_AS_ROWS
+
     def _padded_samples(self, samples: int) -> int:
         """Rounds up to a size of the graphs, because cuBLAS loads a kernel at the first use of a size, and all wait."""
         return min(-(-samples // _SAMPLE_STEP) * _SAMPLE_STEP, self._max_tokens)
 
-    def decode_shape(self, rows: int) -> StepShape:
-        """The shape of a graph for that many decodes."""
+    def decode_shape(self, rows: int, *, drafts: bool = False) -> StepShape:
+        """The shape of a graph for that many decodes, or tokens of drafts."""
         at_once = self._programs_at_once
         programs = num_programs(rows, at_once)
-        return StepShape(rows, rows, programs, rows + at_once, 0, 0, rows, has_windows=self._window > 0)
+        has_windows = self._window > 0
+        return StepShape(rows, rows, programs, rows + at_once, 0, 0, rows, has_windows=has_windows, drafts=drafts)
 
     def view(self, shape: StepShape) -> StepInputs:
         layout = _layout(shape)
@@ -216,23 +229,25 @@ class StepBuffer:
         put("token_ids", self._token_ids(batch, sampled_rows))
         put("positions", positions)
         self._put_samples(put, items, begins + counts)
-        num_chunks = len(batch.chunks)
+        num_chunks = len(batch.chunks) if shape.chunks else 0
+        lengths = counts[:num_chunks]
+        row = lengths.sum()  # the first that is a decode
         for prefix, first in firsts.items():
-            blocks = tables[np.repeat(first, counts) + positions // self._block_size].astype(np.int64)
+            table_of = np.repeat(first, counts)  # of each token
+            blocks = tables[table_of + positions // self._block_size].astype(np.int64)
             put(prefix + "slots", blocks * self._block_size + positions % self._block_size)
             put(prefix + "prefill_table", first[:num_chunks])
-            if batch.decode:
+            if shape.rows:
                 window = self._window if prefix else 0
-                pieces = plan_pieces(starts[num_chunks:] + 1, shape.rows, self._programs_at_once, window)
+                pieces = plan_pieces(positions[row:] + 1, shape.rows, self._programs_at_once, window)
                 for name in _PIECE_FIELDS:
                     put(prefix + name, getattr(pieces, name))
-                put(prefix + "decode_table", first[num_chunks:])
-        if batch.chunks:
-            lengths = counts[:num_chunks]
+                put(prefix + "decode_table", table_of[row:])
+        if num_chunks:
             tile_chunk, tile_start = plan_tiles(lengths, self._query_tile)
             put("tile_chunk", tile_chunk)
             put("tile_start", tile_start)
-            put("query_start", np.append(begins[:num_chunks], lengths.sum()))
+            put("query_start", np.append(begins[:num_chunks], row))
             put("context", starts[:num_chunks])
             put("length", lengths)
             put("end", starts[:num_chunks] + lengths)

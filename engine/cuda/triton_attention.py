@@ -58,7 +58,7 @@ class TritonAttention:
     def store_and_decode(
         self, qkv: Tensor, norms: HeadNorms | None, layer_cache: Tensor, metadata: StepInputs
     ) -> Tensor:
-        if len(qkv) > STORED_ALONG:
+        if len(qkv) > STORED_ALONG or metadata.shape.drafts:
             queries, rotation = self.store(qkv, norms, layer_cache, metadata), None
         else:
             queries, rotation = qkv, self._rotation(norms, metadata)

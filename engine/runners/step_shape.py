@@ -27,6 +27,7 @@ class StepShape:
     pages: int = 0  # columns of the chunks' page table, where the backend wants one
     longest_chunk: int = 0  # tokens
     has_windows: bool = False  # layers with a window have fields of their own
+    drafts: bool = False  # a row may see those before it, so all are stored before the first attends
 
     def fields(self) -> dict[str, tuple[int, int]]:
         """Name -> (words, filling of the padding), in order. The block tables follow."""

@@ -46,7 +46,7 @@ class ScheduledSequence(Struct, frozen=True):
 
 class Batch:
     """Prompt chunks, then decodes with drafts, then decodes of one token each. Attention takes the former two,
-    `chunks`, as it takes prompts.
+    `chunks`, as it takes prompts, unless a GPU takes the drafts as decodes (engine/cuda/step_inputs.py).
 
     `scored`: the chunks with log-probabilities of the prompt's tokens, and the positions in the sequence that give
     them.

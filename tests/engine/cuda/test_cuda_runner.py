@@ -20,8 +20,9 @@ from engine.kernels import small_linear
 from engine.model.attention import Caches
 from engine.model.fp8_matrix import F8
 from engine.model.weights import Weights
+from engine.runners.step_shape import StepShape
 from engine.runners.torch_runner import build_runner
-from engine.sequences.batch import Runner
+from engine.sequences.batch import Batch, Runner
 from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles, resolve_model
 from runtime.config.serving import EngineConfig
@@ -270,8 +271,14 @@ def test_the_device_is_waited_for_after_each_prompt_of_the_warm_up(
     assert done == ["prompt", "wait"] * 4  # of 32 to 256 tokens
 
 
-def test_drafts_are_verified_beside_prompts_and_decodes(files: ModelFiles) -> None:
-    """Their rows are a prompt's to attention. What the kernel does not sample has no drafts."""
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_drafts_are_verified_beside_prompts_and_decodes(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside prompts they are chunks to attention, else rows that see each other. What the kernel does not sample has
+    no drafts."""
+    keys = {"num_hidden_layers": 4 if DEVICE.type == "cuda" else 2, **UNLIKE.get(family, {})}
+    files = resolve_model(str(write_family(tmp_path, family, **keys)))
     params = [*MIXED, SamplingParams(max_tokens=6, seed=9, temperature=0.8, top_p=0.9)]
     torch_slab = slab(files, torch.device("cpu"), stale=3.0)
     torch_runner = build_runner(
@@ -282,7 +289,18 @@ def test_drafts_are_verified_beside_prompts_and_decodes(files: ModelFiles) -> No
     def answer(sequence: Sequence, most: int) -> list[int]:
         return expected[sequence.request_id][sequence.next_position :][:most]
 
+    places = 16 if files.config.windows else 0
+    runner = cuda_runner(files, num_window_blocks=places)
+    pack, as_rows = runner._buffer.pack, set[bool]()
+
+    def watched(batch: Batch, shape: StepShape, sampled: dict[Sequence, int]) -> torch.Tensor:
+        if batch.drafted:
+            as_rows.add(shape.drafts)
+        return pack(batch, shape, sampled)
+
+    monkeypatch.setattr(runner._buffer, "pack", watched)
     drafter = Guesses(answer, right=0.7)
-    guessed = small_engine(files, cuda_runner(files), NUM_BLOCKS, MAX_BATCH_TOKENS, MAX_RUNNING, drafter)
+    guessed = small_engine(files, runner, NUM_BLOCKS, MAX_BATCH_TOKENS, MAX_RUNNING, drafter, num_window_blocks=places)
     assert run(guessed, sequences(params, seed=1)) == expected
     assert 0 < guessed.speculation.num_accepted < guessed.speculation.num_drafted
+    assert as_rows == {False, True}
