@@ -265,7 +265,7 @@ SMALL_POOL, LARGE_POOL = 1024, 65536  # tokens
 
 
 def greedy(source: random.Random, folder: Path) -> Iterator[Row]:
-    for name, block_size in (("qwen3", 16), ("llama3-rope", 32), ("gemma3", 64), ("gpt-oss", 64), ("qwen3moe", 32)):
+    for name, block_size in (("qwen3", 16), ("llama3-rope", 32), ("gemma3", 32), ("gpt-oss", 32), ("qwen3moe", 32)):
         files = write_model(folder, name, source.randrange(10**6))
         model = reference(files, torch.float32)
         shared = [source.randrange(VOCAB_SIZE) for _ in range(200)]

@@ -70,7 +70,7 @@ def test_products_turned_gated_and_in_parts(tiles: Tiles | None, n: int, k: int,
     gated, parts = torch.empty(rows, n, device=DEVICE), torch.empty(2, rows, 2 * n, device=DEVICE)
     fp8_linear(values, scales, weight, gated, gated=True, tiles=tiles)
     gate, up = products.chunk(2, -1)
-    assert relative_error(gated, torch.nn.functional.silu(gate) * up) < SUM_ERROR[torch.float32]
+    assert relative_error(gated, torch.nn.functional.silu(gate) * up) < 2 * SUM_ERROR[torch.float32]  # of two sums
     fp8_linear(values, scales, weight, parts, tiles=tiles)
     assert relative_error(parts.sum(0), products) < SUM_ERROR[torch.float32]
     halves = (values[:, : k // 2].double() * scales) @ weight.products()[:, : k // 2].double().t()
