@@ -4,8 +4,9 @@
     python -m benchmarks.door --model MODEL --server http://127.0.0.1:8100 \\
         --events tcp://127.0.0.1:5550 --replay tcp://127.0.0.1:5560
 
-The same clients ask through Baton and without it in turns, each time with fresh prompts of random token ids. While so
-many streams run, prompts come one after another whose first tokens are timed.
+The same clients ask through Baton and without it in turns, each time with fresh prompts of random token ids and with
+answers of half to one and a half times `--output`, so that streams do not begin and end together. While so many streams
+run, prompts come one after another whose first tokens are timed.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from benchmarks.serving_throughput import run_clients
 
 
 async def one_round(address: str, options: argparse.Namespace, streams: int, dice: random.Random) -> dict[str, float]:
-    """`tokens/s`, and `TTFT p50` in ms."""
+    """`tokens/s`, `TTFT p50` in ms, and `prompts`, whose first tokens that is the median of."""
     options.concurrency, options.requests = streams, streams * options.each
     load = asyncio.create_task(asyncio.to_thread(run_clients, "http", address.removeprefix("http://"), options))
     first_ms = []
@@ -33,7 +34,7 @@ async def one_round(address: str, options: argparse.Namespace, streams: int, dic
             prompt = [dice.randrange(1000, 30_000) for _ in range(options.prompt)]
             first_ms.append(await ask(session, address, options, prompt))
             await asyncio.wait([load], timeout=options.apart_s)
-    return {"tokens/s": load.result(), "TTFT p50": median(first_ms)}
+    return {"tokens/s": load.result(), "TTFT p50": median(first_ms), "prompts": len(first_ms)}
 
 
 async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def main() -> None:
     counts = (
         ("each", 3, "requests of a stream in a round"),
         ("prompt", 512, "tokens"),
-        ("output", 256, "tokens"),
+        ("output", 256, "tokens, on average"),
         ("clients", 4, "processes"),
     )
     parser = parser_of(__doc__, counts)
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--apart-s", type=float, default=0.1, help="between two prompts that are timed")
     options = parser.parse_args()
     options.answer, options.tokenizer, options.served = 1, True, options.model
+    options.output = options.output // 2, options.output * 3 // 2
     rows = asyncio.run(measure(copy(options)))  # the clients keep account in it
     table = Table(title="through Baton beside the server alone, medians")
     for column in ("streams", "tokens/s", "alone", "lost %", "TTFT p50, ms", "alone", "more"):

@@ -160,6 +160,8 @@ class Bench:
             "decode1": lambda: self.decode(1, 1024, 200),
             "decode1_32k": lambda: self.decode(1, 32768, 150),
         }
+        if name.startswith("decode") and name not in runs:
+            return self.decode(int(name.removeprefix("decode")), 1024, 100)
         if name == "prefill":  # the first run compiles kernels and chooses matrix products
             self.prefill()
         if name == "prefill" and self.arguments.profile:
@@ -173,7 +175,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="0.6b")
-    parser.add_argument("--section", default=",".join(SECTIONS), help="comma-separated")
+    parser.add_argument("--section", default=",".join(SECTIONS), help="comma-separated; decodeN: of N rows")
     parser.add_argument("--block-size", type=int, default=64, choices=[16, 32, 64, 128])
     parser.add_argument("--max-batch-tokens", type=int, default=16384)
     parser.add_argument("--max-running", type=int, default=256)

@@ -70,8 +70,8 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
     source = random.Random(arguments.seed)
     highest = 49000 if arguments.tokenizer or arguments.model == SMOLLM2 else 500
 
-    def length(fixed: int | None) -> int:
-        return source.randint(*LENGTHS) if fixed is None else fixed
+    def length(wanted: int | tuple[int, int] | None) -> int:
+        return wanted if isinstance(wanted, int) else source.randint(*(wanted or LENGTHS))
 
     return [
         (
