@@ -22,7 +22,8 @@ from functools import partial
 from engine.ranks.rank_commands import ComeAfter, FinishKv, LoadKv, OpenTier, StoreKv, TierCommand
 from engine.ranks.ranks import HANG_LIMIT_S, Ranks
 from engine.sequences.moves import BEFORE_STEP, Move
-from engine.tiers.host_kv import HostTier, slot_bytes, tier_of
+from engine.tiers.host_kv import HostTier, tier_of
+from engine.tiers.slot_layout import bytes_of_slots
 from kvtransfer.slab.slab import Slab
 
 REPORT_S = 1e-4  # about how long the report of another rank takes
@@ -77,7 +78,7 @@ class RankedTier:
     """Implements `engine.blocks.lower_tier.LowerTier` on rank 0. Methods raise RankLostError."""
 
     def __init__(self, own: HostTier, ranks: Ranks) -> None:
-        self.num_slots, self.spare = own.num_slots, own.spare
+        self.num_slots, self.num_window_slots, self.spare = own.num_slots, own.num_window_slots, own.spare
         self._own = own
         self._ranks = ranks
         self._numbers = itertools.count()
@@ -138,7 +139,7 @@ class RankTier:
     def obey(self, command: TierCommand) -> None:
         match command:
             case OpenTier(num_slots):
-                self._tier = tier_of(self._slab, num_slots * slot_bytes(self._slab))
+                self._tier = tier_of(self._slab, bytes_of_slots(self._slab.layout, num_slots))
             case StoreKv(number, blocks, slots):
                 self._take(number, self.host.store(blocks, slots))
             case LoadKv(number, slots, blocks):

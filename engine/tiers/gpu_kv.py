@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.sequences.moves import BEFORE_STEP
+from engine.tiers.slot_layout import Rows, SlotLayout
 from kvtransfer.slab.slab import Slab
 from runtime.device.pinned_memory import PinnedMemory
 
@@ -28,9 +28,6 @@ SPARE = 32  # blocks of the device that are empty ahead of need: what some hundr
 _GROUP_BYTES = 32 << 20  # copies between two events, at least: 0.6 ms
 _CALL_COPIES = 512  # by one call of the driver, at most: a step's launches wait for it, 0.4 ms
 _PROBE_BYTES = 64 << 20
-
-
-Addresses = NDArray[np.uint64]
 
 
 class _Lane:
@@ -111,15 +108,15 @@ class GpuHostKv:
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks. Raises UnavailableError when there is not that much."""
         assert slab.driver.kind == "cuda"
-        layout = slab.layout
-        self._layout = layout
+        self._slots = layout = SlotLayout(slab.layout, nbytes)
+        self._layout = slab.layout
         self._driver = cast("CudaMemory", slab.driver)
         self.enter = self._driver.enter
-        self.slot_bytes = layout.num_layers * layout.block_bytes
-        self.num_slots = nbytes // self.slot_bytes
-        self.spare = min(SPARE, layout.num_blocks // 32)
-        self._memory = PinnedMemory(self._driver, max(1, self.num_slots) * self.slot_bytes)
-        self._device = slab.tensor.data_ptr()
+        self.slot_bytes, self.window_slot_bytes = layout.slot_bytes, layout.window_slot_bytes
+        self.num_slots, self.num_window_slots = layout.num_slots, layout.num_window_slots
+        self.spare = min(SPARE, slab.layout.num_blocks // 32)
+        self._memory = PinnedMemory(self._driver, max(1, layout.num_rows) * layout.block_bytes)
+        self._device = slab.flat.data_ptr()
         self._down, self._up = _Lane(self._driver.device), _Lane(self._driver.device)
         self._of_block: dict[int, GpuMove] = {}  # the last one of each
         self._of_slot: dict[int, GpuMove] = {}
@@ -144,8 +141,8 @@ class GpuHostKv:
     def content(self, slot: int) -> memoryview:
         if move := self._of_slot.get(slot):
             move.wait()
-        begin = slot * self.slot_bytes
-        return self._memory.array[begin : begin + self.slot_bytes].data
+        rows, size = self._slots.host_rows(slot), self._slots.block_bytes
+        return self._memory.array[rows.start * size : rows.stop * size].data
 
     def close(self) -> None:
         self._enqueuer.shutdown()
@@ -157,29 +154,37 @@ class GpuHostKv:
     def _copy(self, lane: _Lane, blocks: Sequence[int], slots: Sequence[int]) -> GpuMove:
         layout, upwards = self._layout, lane is self._up
         step = min(layout.num_layers, max(1, -(-_GROUP_BYTES // (len(blocks) * layout.block_bytes))))
-        lane.asked += len(blocks) * self.slot_bytes
+        ids = np.array(blocks, np.int64), np.array(slots, np.int64)
+        lane.asked += self._slots.nbytes_of(ids[1])
         move = GpuMove(self, lane, step, upwards)
         # Because one stream keeps its order, only copies in the other direction need be waited for.
         touched = [self._of_block.get(block) for block in blocks] + [self._of_slot.get(slot) for slot in slots]
         earlier = [one for one in dict.fromkeys(touched) if one and one.lane is not lane and one.left_s()]
-        device = self._device + np.array(blocks, np.uint64) * np.uint64(layout.block_bytes)
-        host = self._memory.address + np.array(slots, np.uint64) * np.uint64(self.slot_bytes)
-        ends = (device, host) if upwards else (host, device)
-        move.enqueued = self._enqueuer.submit(self._enqueue, move, *ends, earlier)
+        begun = None
+        if upwards and (ids[1] >= self.num_slots).any():  # steps on their way may read the places
+            begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            begun.record(torch.cuda.current_stream())
+        move.enqueued = self._enqueuer.submit(self._enqueue, move, *ids, earlier, begun)
         self._of_block.update(dict.fromkeys(blocks, move))
         self._of_slot.update(dict.fromkeys(slots, move))
         return move
 
-    def _enqueue(self, move: GpuMove, targets: Addresses, sources: Addresses, earlier: list[GpuMove]) -> None:
-        """The addresses are those of layer 0."""
+    def _enqueue(
+        self, move: GpuMove, blocks: Rows, slots: Rows, earlier: list[GpuMove], begun: torch.cuda.Event | None
+    ) -> None:
         layout, lane = self._layout, move.lane
-        by_layer = layout.num_blocks * layout.block_bytes, layout.block_bytes  # on the device, in host memory
-        strides = np.array(by_layer if lane is self._up else by_layer[::-1], np.uint64)
+        if begun is not None:
+            lane.stream.wait_event(begun)
         for first in range(0, layout.num_layers, move.step):
-            group = np.arange(first, min(layout.num_layers, first + move.step), dtype=np.uint64)[:, None]
+            layers = range(first, min(layout.num_layers, first + move.step))
             for one in earlier:
-                lane.stream.wait_event(one.events[int(group[-1, 0]) // one.step])
-            to, of = (targets + group * strides[0]).ravel(), (sources + group * strides[1]).ravel()
+                lane.stream.wait_event(one.events[layers[-1] // one.step])
+            in_slab, in_host = self._slots.rows(blocks, slots, layers)
+            device, host = (
+                self._device + in_slab * layout.block_bytes,
+                self._memory.address + in_host * layout.block_bytes,
+            )
+            to, of = (one.astype(np.uint64) for one in ((device, host) if lane is self._up else (host, device)))
             for begin in range(0, len(to), _CALL_COPIES):
                 some = slice(begin, begin + _CALL_COPIES)
                 self._driver.copy(to[some], of[some], layout.block_bytes, lane.stream.cuda_stream)
@@ -187,18 +192,22 @@ class GpuHostKv:
 
     def _measured(self) -> float:
         """Bytes per second of the link, from the host to the device. The slab holds nothing yet."""
-        count = min(self.num_slots, self._layout.num_blocks, max(1, _PROBE_BYTES // self.slot_bytes))
+        probed = self._slots.groups[self.window_slot_bytes > self.slot_bytes]
+        nbytes = max(self.slot_bytes, self.window_slot_bytes)
+        num_slots = self.num_window_slots if probed.first_slot else self.num_slots
+        count = min(num_slots, self._layout.num_ids - probed.first_block, max(1, _PROBE_BYTES // nbytes))
         if not count:
             return 1.0
-        ids, took_ms = range(count), 1.0
+        slots, took_ms = range(probed.first_slot, probed.first_slot + count), 1.0
+        blocks = range(probed.first_block, probed.first_block + count)
         for _ in range(2):  # the first one wakes the link up
             before = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             after = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._enqueuer.submit(before.record, self._up.stream)
-            self.load(ids, ids)
+            self.load(slots, blocks)
             self._enqueuer.submit(after.record, self._up.stream).result()
             after.synchronize()
             took_ms = before.elapsed_time(after)
         self._of_block.clear()
         self._of_slot.clear()
-        return float(count * self.slot_bytes / max(took_ms, 1e-3) * 1e3)
+        return float(count * nbytes / max(took_ms, 1e-3) * 1e3)

@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from engine.blocks.lower_tier import LowerTier
+from engine.tiers.slot_layout import SlotLayout
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.available_memory import available_bytes
@@ -20,9 +21,10 @@ log = structlog.get_logger()
 
 
 class HostTier(LowerTier, Protocol):
-    """A slot holds one block of all layers."""
+    """A slot holds one block of all layers that have it."""
 
     slot_bytes: int
+    window_slot_bytes: int
 
     def content(self, slot: int) -> memoryview:
         """The bytes of a slot, for the disk tier. From any thread, which waits for copies of the slot."""
@@ -36,22 +38,25 @@ class HostKv:
 
     def __init__(self, slab: Slab, nbytes: int) -> None:
         """nbytes: of host memory, in whole blocks."""
-        layout = slab.layout
-        self.slot_bytes = slot_bytes(slab)
-        self.num_slots = nbytes // self.slot_bytes
+        self._layout = layout = SlotLayout(slab.layout, nbytes)
+        self.slot_bytes, self.window_slot_bytes = layout.slot_bytes, layout.window_slot_bytes
+        self.num_slots, self.num_window_slots = layout.num_slots, layout.num_window_slots
         self.block_s = 0.0
         self._slab = slab
-        self._slots = np.empty((self.num_slots, layout.num_layers, layout.block_bytes), dtype=np.uint8)
+        self._rows = np.empty((layout.num_rows, layout.block_bytes), dtype=np.uint8)
 
     def store(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        device = self._blocks()
+        device = self._slab_rows()
         for block, slot in zip(blocks, slots, strict=True):
-            self._slots[slot] = device[:, block]
+            group = self._layout.group_of(slot)
+            # "clip" only because "raise" copies twice.
+            device.take(group.slab_rows(block), 0, self._rows[group.host_rows(slot)], "clip")
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        began_s, device = time.perf_counter(), self._blocks()
+        began_s, device = time.perf_counter(), self._slab_rows()
         for slot, block in zip(slots, blocks, strict=True):
-            device[:, block] = self._slots[slot]
+            group = self._layout.group_of(slot)
+            device[group.slab_rows(block)] = self._rows[group.host_rows(slot)]
         if slots:
             took_s = (time.perf_counter() - began_s) / len(slots)
             self.block_s = 0.9 * self.block_s + 0.1 * took_s if self.block_s else took_s
@@ -63,12 +68,11 @@ class HostKv:
         """The memory goes with this object."""
 
     def content(self, slot: int) -> memoryview:
-        return memoryview(self._slots[slot]).cast("B")
+        return self._rows[self._layout.host_rows(slot)].reshape(-1).data
 
-    def _blocks(self) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-        """The slab as [layers, blocks, bytes of a block in a layer]."""
-        layout = self._slab.layout
-        return np.frombuffer(self._slab.buffer, np.uint8).reshape(layout.num_layers, layout.num_blocks, -1)
+    def _slab_rows(self) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+        """The slab as rows of one block in one layer."""
+        return np.frombuffer(self._slab.buffer, np.uint8).reshape(-1, self._layout.block_bytes)
 
 
 def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:

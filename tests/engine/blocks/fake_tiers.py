@@ -16,18 +16,22 @@ class Slots:
 
     def __init__(self, num_slots: int, content: MutableMapping[int, tuple[int, ...]]) -> None:
         self.num_slots = num_slots
+        self.num_window_slots = 0
+        self.first_place: float = inf  # blocks from here on are places
         self._content = content
         self._slots: dict[int, tuple[int, ...]] = {}
 
     def store(self, blocks: Run[int], slots: Run[int]) -> Move | None:
         assert len(set(slots)) == len(slots) == len(blocks)
         for block, slot in zip(blocks, slots, strict=True):
-            assert 0 <= slot < self.num_slots
+            assert 0 <= slot < self.num_slots + self.num_window_slots
+            assert (slot >= self.num_slots) == (block >= self.first_place)
             self._slots[slot] = self._content[block]
         return None
 
     def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
         for slot, block in zip(slots, blocks, strict=True):
+            assert (slot >= self.num_slots) == (block >= self.first_place)
             self._content[block] = self._slots[slot]
         return None
 
@@ -130,8 +134,8 @@ class Disk:
 
     block_s = 0.0
 
-    def __init__(self, num_slots: int, slots: Slots) -> None:
-        self.num_slots = num_slots
+    def __init__(self, num_slots: int, slots: Slots, num_window_slots: int = 0) -> None:
+        self.num_slots, self.num_window_slots = num_slots, num_window_slots
         self.max_writes = 2
         self.num_errors = 0
         self.wake: Callable[[], object] = lambda: None
@@ -143,10 +147,12 @@ class Disk:
         self._done: list[Done] = []
 
     def write(self, slot: int, copy: int, block: DiskBlock) -> None:
-        assert 0 <= copy < self.num_slots
+        assert 0 <= copy < self.num_slots + self.num_window_slots
+        assert (slot >= self._slots.num_slots) == (copy >= self.num_slots)
         self._writes.append((slot, copy, block, None if self._slots.is_late(slot) else self._slots[slot]))
 
     def read(self, copy: int, slot: int, block: DiskBlock) -> None:
+        assert (slot >= self._slots.num_slots) == (copy >= self.num_slots)
         if is_marked := not self._slots.is_late(slot):
             self._slots[slot] = (-1,)
         self._reads.append((copy, slot, block, is_marked))

@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from runtime.errors import UnavailableError
 from tests.engine.tiers.fake_gpu import FakeGpu
 
 LAYOUT = SlabLayout(3, 64, 1, 2, 4, "float32")
+IN_TWO_GROUPS = replace(LAYOUT, window_layers=frozenset({0, 2}), num_window_blocks=24)
 
 
 @pytest.fixture
@@ -24,9 +26,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 @pytest.fixture
-def slab(gpu: FakeGpu) -> Iterator[Slab]:
-    slab = Slab(LAYOUT, gpu)
-    slab.tensor.zero_()  # torch sees it as this host's memory, and then nobody does
+def slab(gpu: FakeGpu, request: pytest.FixtureRequest) -> Iterator[Slab]:
+    slab = Slab(getattr(request, "param", LAYOUT), gpu)
+    slab.flat.zero_()  # torch sees it as this host's memory, and then nobody does
     gpu.kind = "cuda"
     yield slab
     slab.close()
@@ -36,7 +38,7 @@ def slab(gpu: FakeGpu) -> Iterator[Slab]:
 def open_tier(gpu: FakeGpu, slab: Slab, monkeypatch: pytest.MonkeyPatch) -> GpuHostKv:
     monkeypatch.setattr("engine.tiers.gpu_kv._GROUP_BYTES", LAYOUT.block_bytes)  # an event for every layer
     monkeypatch.setattr("engine.tiers.gpu_kv._CALL_COPIES", 2)
-    return GpuHostKv(slab, 80 * LAYOUT.num_layers * LAYOUT.block_bytes)
+    return GpuHostKv(slab, 80 * slab.layout.nbytes // LAYOUT.num_blocks)
 
 
 @pytest.fixture
@@ -51,23 +53,34 @@ def take_permits(gpu: FakeGpu) -> None:
         pass
 
 
+@pytest.mark.parametrize("slab", [LAYOUT, IN_TWO_GROUPS], ids=["one group", "two groups"], indirect=True)
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_and_slots_end_with_what_they_would_hold_without_a_thread(
     gpu: FakeGpu, slab: Slab, tier: GpuHostKv, seed: int
 ) -> None:
-    memory = slab.tensor.view(LAYOUT.num_layers, LAYOUT.num_blocks, -1)
-    dice, blocks, slots = random.Random(seed), [0] * LAYOUT.num_blocks, [0] * tier.num_slots
+    layout, memory = slab.layout, slab.layers
+    dice, blocks = random.Random(seed), [0] * layout.num_ids
+    slots = [0] * (tier.num_slots + tier.num_window_slots)
+    assert tier.num_slots == 80
+    assert tier.num_window_slots == (30 if layout.window_layers else 0)
     move_of: dict[int, GpuMove] = {}
     num_passed = 0
 
     def fill(layer: int, some: list[int], value: int) -> bool:
-        memory[layer, some] = float(value)
+        there = layout.layer_blocks(layer)
+        memory[layer][[block - there.start for block in some if block in there]] = float(value)
         return True
+
+    def some_slots(some: list[int]) -> list[int]:
+        num_places = sum(block >= layout.num_blocks for block in some)
+        whole = dice.sample(range(tier.num_slots), len(some) - num_places)
+        places = dice.sample(range(tier.num_slots, len(slots)), num_places)
+        return [(places if block >= layout.num_blocks else whole).pop() for block in some]
 
     for number in range(1, 250):
         take_permits(gpu)
-        some = dice.sample(range(LAYOUT.num_blocks), dice.choice((1, 1, 4, 40)))
-        others = dice.sample(range(tier.num_slots), len(some))
+        some = dice.sample(range(layout.num_ids), dice.choice((1, 1, 4, 40)))
+        others = some_slots(some)
         gpu.work_until(lambda: not gpu.current.work)  # no step on its way writes blocks that are copied
         match dice.randrange(3):
             case 0:
@@ -103,8 +116,27 @@ def test_blocks_and_slots_end_with_what_they_would_hold_without_a_thread(
         move.wait()
     gpu.work_until(lambda: not gpu.current.work)
     assert held == [{float(value)} for value in slots]
-    assert [set(memory[:, block].flatten().tolist()) for block in range(len(blocks))] == [{float(v)} for v in blocks]
+    for layer, cache in enumerate(memory):
+        there = layout.layer_blocks(layer)
+        expected = [{float(value)} for value in blocks[there.start : there.stop]]
+        assert [set(cache[at].flatten().tolist()) for at in range(len(there))] == expected
     assert all(move.left_s() == 0 for move in move_of.values())
+
+
+@pytest.mark.parametrize("slab", [IN_TWO_GROUPS], indirect=True)
+def test_a_place_is_loaded_after_the_steps_on_their_way_which_may_read_it(
+    gpu: FakeGpu, slab: Slab, tier: GpuHostKv
+) -> None:
+    place, there, seen = LAYOUT.num_blocks, slab.layers[0][0], []
+    for number in range(20):
+        there.fill_(number)
+        tier.store([place], [tier.num_slots]).wait()
+        there.fill_(-1)
+        gpu.current.work.append(lambda: seen.append(there.unique().tolist()) is None)
+        tier.load([tier.num_slots], [place]).wait()
+        gpu.work_until(lambda: not gpu.current.work)
+        assert there.unique().tolist() == [number]
+    assert seen == [[-1]] * 20
 
 
 def test_a_call_returns_before_the_driver_has_taken_the_copies(gpu: FakeGpu, tier: GpuHostKv) -> None:
