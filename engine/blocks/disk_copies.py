@@ -32,9 +32,11 @@ class Done(NamedTuple):
 
 class DiskTier(Protocol):
     """Files for blocks that have no room in host memory. Invariant: writes end in the order in which they were asked
-    for. A read is ok when the copy holds exactly this block, undamaged."""
+    for. A read is ok when the copy holds exactly this block, undamaged. Ids of slots and copies are those of LowerTier:
+    from their number on they are of parts that have a place."""
 
     num_slots: int
+    num_window_slots: int  # for what blocks hold in layers with a window, where these have places
     wake: Callable[[], object]  # called on any thread when something has ended
 
     @property

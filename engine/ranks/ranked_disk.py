@@ -16,7 +16,7 @@ from engine.ranks.rank_commands import CloseDisk, DiskCommand, MoveDisk, OpenDis
 from engine.ranks.ranked_tier import RankTier
 from engine.ranks.ranks import Ranks
 from engine.tiers.block_files import RankFiles
-from engine.tiers.disk_kv import LATE_S, REST_S, STOP_TIMEOUT_S, DiskKv
+from engine.tiers.disk_kv import LATE_S, REST_S, STOP_TIMEOUT_S, DiskKv, window_files
 from kvtransfer.slab.layout import SlabLayout
 from runtime.errors import RankLostError
 
@@ -28,7 +28,7 @@ class RankedDisk:
     and went well when it did on all. Methods raise RankLostError."""
 
     def __init__(self, own: DiskKv, ranks: Ranks) -> None:
-        self.num_slots = own.num_slots
+        self.num_slots, self.num_window_slots = own.num_slots, own.num_window_slots
         self.wake: Callable[[], object] = lambda: None
         self._own = own
         self._ranks = ranks
@@ -129,7 +129,7 @@ class RankDisk:
         """on_ended: called once per read or write, by any thread."""
         self._rank = rank
         self._tier = tier
-        self._block_size = layout.block_size
+        self._layout = layout
         self._on_ended = on_ended
         self._reporting = threading.Lock()
         self._disk: DiskKv | None = None  # None: its files cannot be opened
@@ -144,12 +144,15 @@ class RankDisk:
 
     def _open(self, folder: Path, num_slots: int) -> None:
         host = self._tier.host
+        windows = None
         try:
-            files = RankFiles(folder, num_slots, host.slot_bytes, self._block_size, self._rank)
+            files = RankFiles(folder, num_slots, host.slot_bytes, self._layout.block_size, self._rank)
+            if self._layout.window_layers:
+                windows = window_files(folder, num_slots, host, self._layout, self._rank)
         except OSError as error:
             log.warning("no disk tier for KV blocks", folder=str(folder), error=str(error))
             return
-        self._disk = DiskKv(host, files)
+        self._disk = DiskKv(host, files, windows=windows)
         self._disk.wake = self._report
 
     def _carry_out(self, disk: DiskKv, command: DiskCommand) -> None:

@@ -1,7 +1,8 @@
 """The files of one worker's disk tier: `blocks` has the KV of one block in each slot, `index` a header for each slot.
 
 Of a worker of several ranks, each rank has such a pair for its part of each block, in rank 0's folder. A block is found
-when every rank has its header in the same slot.
+when every rank has its header in the same slot. Likewise layers with a window have a pair of their own where they have
+blocks of their own: the part of a block that lies there is one more block, with the same header.
 
 A restart reads the index alone. A header holds a sum of itself and one of its block's bytes: what is damaged or
 missing is gone, and nothing else. Because slots lie in two sparse files, only what was written takes room on the disk.
@@ -46,17 +47,21 @@ class RankFiles:
     """The files of one rank in a folder that rank 0 owns. One thread writes, others may read; a slot is not read and
     written at the same time."""
 
-    def __init__(self, folder: Path, num_slots: int, block_bytes: int, block_size: int, rank: int) -> None:
-        """folder: `parts of all workers/name/number`. Raises OSError."""
+    def __init__(
+        self, folder: Path, num_slots: int, block_bytes: int, block_size: int, rank: int, part: str = "", ranks: int = 1
+    ) -> None:
+        """folder: `parts of all workers/name/number`. part: of each block, if not all of it. ranks: how many are asked
+        by found(). Raises OSError."""
         self.folder = folder
         self.num_slots = num_slots
+        self._block_size = block_size
         self._header = header_struct(block_size)
         self._header_bytes = self._header.size + SUM_BYTES
         self._block_bytes = block_bytes
-        self._rank = rank
+        self._rank, self._ranks, self._part = rank, ranks, part
         opened = _opened(folder)
         try:
-            suffix = f"-{rank}" if rank else ""
+            suffix = part + (f"-{rank}" if rank else "")
             self._index = self._open(f"index{suffix}", self._header_bytes, opened)
             self._blocks = self._open(f"blocks{suffix}", block_bytes, opened)
         finally:
@@ -78,12 +83,23 @@ class RankFiles:
     def headers(self) -> Iterator[tuple[int, int, DiskBlock]]:
         """(order of writing, slot, block). Raises OSError."""
         index = os.pread(self._index, os.fstat(self._index).st_size, 0)
-        num_whole = os.fstat(self._blocks).st_size // self._block_bytes
+        num_whole = os.fstat(self._blocks).st_size // self._block_bytes if self._block_bytes else self.num_slots
         for slot in range(min(num_whole, len(index) // self._header_bytes)):
             header = index[slot * self._header_bytes : (slot + 1) * self._header_bytes]
             if parsed := self._parsed(header):
                 order, _, block = parsed
                 yield order, slot, block
+
+    def found(self) -> list[tuple[int, DiskBlock]]:
+        """What an earlier process wrote on all ranks, by slot, the youngest first. Raises OSError."""
+        found = sorted(self.headers(), reverse=True)
+        self._order = found[0][0] if found else 0
+        for rank in range(1, self._ranks):
+            other = RankFiles(self.folder, self.num_slots, self._block_bytes, self._block_size, rank, self._part)
+            theirs = {slot: block for _, slot, block in other.headers()}
+            other.close()
+            found = [entry for entry in found if theirs.get(entry[1]) == entry[2]]
+        return [(slot, block) for _, slot, block in found]
 
     def write(self, slot: int, block: DiskBlock, kv: memoryview) -> None:
         """Raises OSError."""
@@ -117,7 +133,7 @@ class RankFiles:
 
     def move(self, parent: Path) -> None:
         """Wipes the files, which from now on are of that folder, where rank 0 moves them. Raises OSError."""
-        self._name = parent.name.encode()
+        self._name = parent.name.encode() if self._rank else b""
         self.wipe()
 
     def sync(self) -> None:
@@ -145,7 +161,7 @@ class RankFiles:
         return order, kv_sum, DiskBlock(sequence_hash, None if root else parent, block_hash, seed, kind, tokens)
 
     def _header_sum(self, fields: bytes) -> bytes:
-        return blake2b(self._name + fields, key=self._key, digest_size=SUM_BYTES).digest()
+        return blake2b(self._part.encode() + self._name + fields, key=self._key, digest_size=SUM_BYTES).digest()
 
     def _kv_sum(self, kv: memoryview) -> int:
         ghash = self._ghash.encrypt(bytes(12), b"", kv)
@@ -160,24 +176,11 @@ class BlockFiles(RankFiles):
         """nbytes: of the files of all ranks, at most; block_bytes: of one rank's part. Raises OSError."""
         num_slots = nbytes // slot_bytes(block_bytes, block_size, ranks)
         folder, self._lock = _owned_folder(parent)
-        self._shape = num_slots, block_bytes, block_size
-        self._ranks = ranks
         try:
-            super().__init__(folder, *self._shape, rank=0)
+            super().__init__(folder, num_slots, block_bytes, block_size, rank=0, ranks=ranks)
         except OSError:
             os.close(self._lock)
             raise
-
-    def found(self) -> list[tuple[int, DiskBlock]]:
-        """What an earlier process wrote on all ranks, by slot, the youngest first. Raises OSError."""
-        found = sorted(self.headers(), reverse=True)
-        self._order = found[0][0] if found else 0
-        for rank in range(1, self._ranks):
-            other = RankFiles(self.folder, *self._shape, rank)
-            theirs = {slot: block for _, slot, block in other.headers()}
-            other.close()
-            found = [entry for entry in found if theirs.get(entry[1]) == entry[2]]
-        return [(slot, block) for _, slot, block in found]
 
     def move(self, parent: Path) -> None:
         """Wipes the files, and moves those of all ranks to that folder, beside the former one. Raises OSError."""

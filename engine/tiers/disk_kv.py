@@ -14,7 +14,7 @@ import structlog
 import xxhash
 
 from engine.blocks.disk_copies import DiskBlock, Done
-from engine.tiers.block_files import FORMAT, BlockFiles, RankFiles
+from engine.tiers.block_files import FORMAT, BlockFiles, RankFiles, slot_bytes
 from engine.tiers.host_kv import KEY as HOST_KEY, HostTier
 from engine.tiers.read_times import ReadTimes
 from kvtransfer.slab.layout import SlabLayout
@@ -40,13 +40,20 @@ class DiskKv:
     these threads when something has ended. Invariant: a read or write ends and its thread goes on, whatever is raised.
     """
 
-    def __init__(self, host: HostTier, files: RankFiles, num_readers: int = READERS) -> None:
+    def __init__(
+        self, host: HostTier, files: RankFiles, num_readers: int = READERS, windows: RankFiles | None = None
+    ) -> None:
+        """windows: files of layers with a window, where these have blocks of their own."""
         self.files = files
         self.num_slots = files.num_slots
+        self.num_window_slots = windows.num_slots if windows is not None else 0
+        self._all_files = [files] if windows is None else [windows, files]
         self.num_errors = 0
         self.wake: Callable[[], object] = lambda: None
         self._host = host
-        self._most_writes = max(2, min(WRITES_BYTES // host.slot_bytes, host.num_slots // 4))
+        self._most_writes = max(
+            2, min(WRITES_BYTES // max(1, host.slot_bytes + host.window_slot_bytes), host.num_slots // 4)
+        )
         self._silent_until_s = 0.0
         self._num_reads = 0  # on their way
         self._times = ReadTimes()
@@ -76,11 +83,13 @@ class DiskKv:
         self._reads.put(partial(self._read, copy, slot, block))
 
     def wipe(self) -> None:
-        self._writes.put(lambda: self._tried(self.files.wipe))
+        for files in self._all_files:
+            self._writes.put(partial(self._tried, files.wipe))
 
     def move(self, name: str) -> None:
         def move() -> None:
-            moved = self._tried(lambda: self.files.move(self.files.folder.parent.parent / name))
+            to = self.files.folder.parent.parent / name
+            moved = all(self._tried(partial(files.move, to)) for files in self._all_files)
             self._silent_until_s = 0.0 if moved else inf  # for ever: the folder still names the former weights
 
         self._writes.put(move)
@@ -98,7 +107,8 @@ class DiskKv:
     def close(self) -> None:
         """Ends the threads, when they have done what they were asked for, and what was written is on the disk. One that
         hangs is left alone."""
-        self._writes.put(lambda: self._tried(self.files.sync))
+        for files in self._all_files:
+            self._writes.put(partial(self._tried, files.sync))
         self._writes.put(None)
         for _ in self._threads[1:]:
             self._reads.put(None)
@@ -106,19 +116,22 @@ class DiskKv:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
-            self.files.close()
+            for files in self._all_files:
+                files.close()
 
     # --- on the threads -----------------------------------------------------------------------------------------------
 
     def _write(self, slot: int, copy: int, block: DiskBlock) -> None:
-        ok = self.max_writes > 0 and self._tried(lambda: self.files.write(copy, block, self._host.content(slot)))
+        files, at = self._files_of(copy)
+        ok = self.max_writes > 0 and self._tried(lambda: files.write(at, block, self._host.content(slot)))
         self._end(Done(copy, True, ok))
 
     def _read(self, copy: int, slot: int, block: DiskBlock) -> None:
         self._times.begin(copy, time.monotonic())
         problem = "it is damaged"
         try:
-            ok = self.files.read(copy, block, self._host.content(slot))
+            files, at = self._files_of(copy)
+            ok = files.read(at, block, self._host.content(slot))
         except Exception as error:
             ok, problem = False, repr(error)
         self._times.end(copy, time.monotonic())
@@ -126,6 +139,10 @@ class DiskKv:
             self._count_error()
             log.warning("a KV block of the disk cannot be used", error=problem, folder=self._folder, slot=copy)
         self._end(Done(copy, False, ok))
+
+    def _files_of(self, copy: int) -> tuple[RankFiles, int]:
+        """The files of a copy, and its slot there."""
+        return (self.files, copy) if copy < self.num_slots else (self._all_files[0], copy - self.num_slots)
 
     def _tried(self, work: Job) -> bool:
         """Whether it went well. Nothing is written for some time after an error."""
@@ -167,22 +184,41 @@ def disk_kv(
         return None, []
     ranks = config.tensor_parallel
     folder = Path(config.disk_kv.folder) / fingerprint(layout, model_hash, ranks)
+    nbytes, windows = parse_bytes(config.disk_kv.size, KEY), None
+    per_slot, per_window = (
+        slot_bytes(size, layout.block_size, ranks) for size in (host.slot_bytes, host.window_slot_bytes)
+    )
+    if layout.window_layers:  # in the slab's proportion
+        whole = layout.num_blocks * per_slot + layout.num_window_blocks * per_window
+        nbytes = nbytes * layout.num_blocks // whole * per_slot
     try:
-        files = BlockFiles(folder, parse_bytes(config.disk_kv.size, KEY), host.slot_bytes, layout.block_size, ranks)
+        files = BlockFiles(folder, nbytes, host.slot_bytes, layout.block_size, ranks)
         found = files.found()
+        if layout.window_layers:
+            windows = window_files(files.folder, files.num_slots, host, layout, 0, ranks)
+            found += [(slot + files.num_slots, block) for slot, block in windows.found()]
     except OSError as error:
         log.warning("no disk tier for KV blocks", folder=str(folder), error=str(error))
         return None, []
     if not files.num_slots:
-        raise ConfigError(f"{KEY}.size", f"{config.disk_kv.size} has no room for a KV block, {host.slot_bytes} bytes")
+        raise ConfigError(f"{KEY}.size", f"{config.disk_kv.size} has no room for a KV block, {per_slot} bytes")
     log.info("disk tier for KV blocks", folder=str(files.folder), slots=files.num_slots, found=len(found))
-    return DiskKv(host, files), found
+    return DiskKv(host, files, windows=windows), found
+
+
+def window_files(
+    folder: Path, num_slots: int, host: HostTier, layout: SlabLayout, rank: int, ranks: int = 1
+) -> RankFiles:
+    """A rank's files of layers with a window, in the slab's proportion to its `num_slots`. Raises OSError."""
+    num_windows = num_slots * layout.num_window_blocks // layout.num_blocks
+    return RankFiles(folder, num_windows, host.window_slot_bytes, layout.block_size, rank, "-windows", ranks)
 
 
 def fingerprint(layout: SlabLayout, model_hash: str, ranks: int) -> str:
     """Names the folder of all workers whose blocks hold the same bytes for the same tokens. layout: one rank's."""
     shape = (layout.dtype, layout.num_layers, layout.num_kv_heads, layout.block_size, layout.head_dim)
-    meaning = (FORMAT, model_hash, shape) if ranks == 1 else (FORMAT, model_hash, shape, ranks)
+    parts = [ranks] if ranks > 1 else []
+    meaning = (FORMAT, model_hash, shape, *parts, *([sorted(layout.window_layers)] if layout.window_layers else []))
     name: str = xxhash.xxh3_128_hexdigest(repr(meaning).encode())
     return name
 

@@ -124,7 +124,7 @@ class ScriptedRanks:
 class ScriptedDisk:
     """Rank 0's own tier, whose ends the test tells."""
 
-    num_slots, num_errors, max_writes = 8, 0, 4
+    num_slots, num_window_slots, num_errors, max_writes = 8, 0, 0, 4
 
     class files:  # noqa: N801
         folder = Path("folder")

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.blocks.disk_copies import DiskBlock
-from engine.tiers.block_files import SUM_BYTES, BlockFiles, header_struct
+from engine.tiers.block_files import SUM_BYTES, BlockFiles, RankFiles, header_struct
 from tests.chaos.machine.disk import Disk, why_no_small_disk
 
 BLOCK_SIZE, BLOCK_BYTES = 4, 3000
@@ -59,6 +60,20 @@ def test_a_restart_finds_what_was_written_the_youngest_first(tmp_path: Path) -> 
     files = open_files(tmp_path)
     assert files.found() == [(number, block(number)) for number in (5, 7, 2)]
     assert all(read(files, number, block(number)) == kv(number) for number in (5, 7, 2))
+    files.close()
+
+
+def test_a_part_of_a_block_does_not_count_as_the_block_even_where_it_has_as_many_bytes(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    files = open_files(tmp_path)
+    part = RankFiles(files.folder, 8, BLOCK_BYTES, BLOCK_SIZE, 0, "-windows")
+    part.write(2, block(2), kv(2))
+    assert files.found() == [(1, block(1))]
+    assert part.found() == [(2, block(2))]
+    for name in ("index", "blocks"):
+        shutil.copy(files.folder / f"{name}-windows", files.folder / name)
+    assert files.found() == []
+    part.close()
     files.close()
 
 

@@ -79,7 +79,11 @@ def test_blocks_of_another_model_are_left_alone(tmp_path: Path) -> None:
     others = {fingerprint(SlabLayout(layers, 100, *shape), "weights", 1) for layers, *shape in shapes}
     others |= {fingerprint(layout, "other weights", 1), fingerprint(replaced(layout, dtype="bfloat16"), "weights", 1)}
     others.add(fingerprint(layout, "weights", 2))
-    assert len(others - {same}) == 7
+    grouped = [replaced(layout, window_layers=frozenset(some), num_window_blocks=50) for some in ({0}, {1})]
+    others |= {fingerprint(one, "weights", 1) for one in grouped}
+    assert len(others - {same}) == 9
+    assert fingerprint(replaced(grouped[0], num_window_blocks=7), "weights", 1) in others, "their number means nothing"
+    assert same == "be51c453ef5d63fd1ed460c2bb424bf6", "a folder of an earlier release"
 
 
 def test_a_damaged_disk_costs_time_and_no_answer(
