@@ -16,6 +16,7 @@ from engine.blocks.lower_tier import LowerTier
 from engine.blocks.resting import OUTPUT, prompt_kind
 from engine.blocks.tier_traffic import TierTraffic
 from engine.blocks.window_blocks import WindowBlocks
+from engine.sequences.moves import Moves
 from engine.sequences.sequence import Sequence, SequenceStatus
 from runtime.errors import UnavailableError
 
@@ -35,19 +36,20 @@ class BlockManager:
         num_window_blocks: int = 0,
     ) -> None:
         """found: what lies on the disk already, by its slot there, the youngest first. num_window_blocks: of the layers
-        with that window, where they have blocks of their own, which there are no tiers for; 0: they have not."""
-        assert not (num_window_blocks and tier)
+        with that window, where they have blocks of their own; 0: they have not."""
         assert num_blocks > 0
         assert block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         num_slots, num_copies = (one.num_slots if one is not None else 0 for one in (tier, disk))
-        self.cache = DiskPrefixCache(block_size, num_blocks, num_slots, num_copies)
+        places = [one.num_window_slots if one is not None and num_window_blocks else 0 for one in (tier, disk)]
+        self.cache = DiskPrefixCache(block_size, num_blocks, num_slots, num_copies, (places[0], places[1]))
         self.cache.adopt((copy + self.cache.first_copy, block) for copy, block in found)
         self.windows: WindowBlocks | None = None
+        moves = Moves()
         if num_window_blocks:
-            self.windows = WindowBlocks(num_window_blocks, window, block_size, self.cache.table)
-        self.tiers = TierTraffic(self.cache, block_size, tier, disk, self.windows)
+            self.windows = WindowBlocks(num_window_blocks, window, block_size, self.cache.table, moves, num_blocks)
+        self.tiers = TierTraffic(self.cache, block_size, tier, disk, moves, self.windows)
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
         self._holders: dict[Sequence, None] = {}  # sequences with blocks
@@ -94,25 +96,27 @@ class BlockManager:
         num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
+        held = range(0)
         if self.windows is not None:
-            held = self.windows.begins_with(sequence.num_tokens, len(here), arrives=arrives)
+            held = self.windows.begins_with(sequence.num_tokens, len(hits), arrives=arrives)
             if not self.windows.has_room(here, held, keep_available):
                 return False
             if sequence.prefill_only and not self.windows.can_promise(held):
                 return False
         self._share(here, num_resting)
         self.cache.keep(lowered)
+        places = self.tiers.hold_places(hits, held.start)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
         # Who has to wait for copies anyway leaves empty blocks to decodes, which would wait behind all these copies.
         new = sorted(self._take(num_new, self.tiers.spare // 2 if num_new > self.num_free else 0))
-        self.tiers.raise_to(new[: len(lowered)], lowered)
         sequence.block_table = here + new
-        sequence.moves = self.tiers.moves.of(sequence.block_table)
+        if self.windows is not None:
+            self.windows.begin(sequence, held)
+        self.tiers.raise_to(sequence, len(here), lowered, places)
+        sequence.moves = self.tiers.moves_of(sequence)
         sequence.num_committed_blocks = len(hits)
         sequence.found(len(hits) * self.block_size)
         self._holders[sequence] = None
-        if self.windows is not None:
-            self.windows.begin(sequence, len(hits), held)
         self.tiers.forgo(sequence)
         return True
 
@@ -250,6 +254,7 @@ class BlockManager:
         Returns whether sequences that wait for the tiers may go on. Called before each step."""
         if self.windows is not None:
             self.windows.slide_all()
+            self.windows.spare(self.tiers.spare)
         if 2 * self.num_free < self.tiers.spare:
             self._returned[:0] = self._evict(min(self.tiers.spare - self.num_free, self.num_cached))
         return self.tiers.land()

@@ -76,7 +76,7 @@ class DiskPrefixCache(PrefixCache):
         if block < self.num_blocks:
             source = self._free_slots.pop()
             self.moved_down[source] = block
-        self.copies.begin_write(source, self._stored_block(block))
+        self.copies.begin_write(source, self.stored_block(block))
 
     def _make_copy(self, age: float) -> bool:
         """Whether there is a free copy; blocks of the disk of at least that age are forgotten for it."""
@@ -106,6 +106,11 @@ class DiskPrefixCache(PrefixCache):
             else:
                 copies.drop(lost)
 
+    @property
+    def num_fetchable(self) -> int:
+        """How many more blocks of the disk may have host slots."""
+        return max(0, max(1, self.num_slots // 2) - len(self.copies.reads) - len(self.copies.held))
+
     def fetch(self, blocks: list[int]) -> None:
         """Begins to read these blocks of the disk, parents first, as long as they get host slots: at most half of them,
         from the oldest blocks there."""
@@ -113,9 +118,9 @@ class DiskPrefixCache(PrefixCache):
         for block in blocks:
             if block in copies.reads:
                 continue
-            if len(copies.reads) + len(copies.held) >= max(1, self.num_slots // 2) or not self._make_slot(0):
+            if not self.num_fetchable or not self._make_slot(0):
                 return
-            copies.begin_read(block, self._free_slots.pop(), self._stored_block(block))
+            copies.begin_read(block, self._free_slots.pop(), self.stored_block(block))
 
     def was_read(self, copy: int, ok: bool) -> None:
         """A read has ended. A block that could not be read is forgotten, and so are all below it."""
@@ -136,16 +141,21 @@ class DiskPrefixCache(PrefixCache):
         self._queue_of(copy).pop(copy)
         self._log.removed(self._forget(copy))
 
-    def _stored_block(self, block: int) -> DiskBlock:
+    def stored_block(self, block: int) -> DiskBlock:
+        """What is stored with the block's KV."""
         kind = self.kept.kind(self.table.sequence_hashes[block], self.table.kinds[block])
         return self.table.stored(block, kind)
 
     def adopt(self, found: Iterable[tuple[int, DiskBlock]]) -> None:
         """Takes in copies that an earlier process wrote, the youngest first, but for those whose parents are missing.
-        Called on an empty cache."""
+        Ids behind those of the copies are of parts that have a place. Called on an empty cache."""
         known: dict[int, tuple[int, DiskBlock]] = {}
+        places: list[tuple[int, int]] = []
         for copy, block in found:
-            known.setdefault(block.sequence_hash, (copy, block))
+            if copy >= self.copies.all.stop:
+                places.append((block.sequence_hash, copy - self.first_copy))
+            else:
+                known.setdefault(block.sequence_hash, (copy, block))
         placed = _with_parents(known)
         self.table.grow(self.first_copy + len(self.copies.all))
         for sequence_hash in placed:
@@ -163,6 +173,7 @@ class DiskPrefixCache(PrefixCache):
                 kinds[parent] = max(kinds[parent], kinds[copy])
         taken = set(self.copies.of.values())
         self.copies.free = [copy for copy in self.copies.free if copy not in taken]
+        self.disk_places.adopt((one, place) for one, place in places if one in self.copies.of)
 
 
 def _with_parents(known: Mapping[int, tuple[int, DiskBlock]]) -> list[int]:

@@ -26,19 +26,29 @@ from baton_proto.kv_events import DISK, KvEvent, Stored
 from engine.blocks.disk_copies import DiskCopies
 from engine.blocks.kept import Kept
 from engine.blocks.kv_event_log import KvEventLog
+from engine.blocks.lower_places import LowerPlaces
 from engine.blocks.prefix_table import NOT_CACHED, PrefixTable
 from engine.blocks.resting import KEPT, OUTPUT, REUSED, SHORT, Resting
 from engine.sequences.sequence import Sequence
 
 
 class PrefixCache:
-    def __init__(self, block_size: int, num_blocks: int, num_slots: int = 0, num_copies: int = 0) -> None:
-        """num_slots: of host memory; num_copies: of the disk."""
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        num_slots: int = 0,
+        num_copies: int = 0,
+        places: tuple[int, int] = (0, 0),
+    ) -> None:
+        """num_slots: of host memory; num_copies: of the disk; places: of these two, for layers with a window."""
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.first_copy = num_blocks + num_slots
         self.table = PrefixTable(block_size)
         self.copies = DiskCopies(range(self.first_copy, self.first_copy + num_copies))
+        self.host_places = LowerPlaces(range(num_slots, num_slots + places[0]))
+        self.disk_places = LowerPlaces(range(num_copies, num_copies + places[1]))
         self.kept = Kept(num_blocks + num_slots)
         self.num_resting = 0  # on the device
         self.moved_down: dict[int, int] = {}  # slot -> block whose content has to be copied there; the owner empties it
@@ -217,6 +227,8 @@ class PrefixCache:
             self._release_slot(slot)
         for sequence_hash in list(self.copies.of):
             self.copies.drop(sequence_hash)
+        self.host_places.clear()
+        self.disk_places.clear()
         self.num_resting = 0
         self._log.cleared(self.table.runs(self._home))
         return blocks
@@ -236,6 +248,8 @@ class PrefixCache:
     def _forget(self, block: int) -> int:
         sequence_hash = self.table.forget(block)
         self.kept.discard(sequence_hash)
+        self.host_places.drop(sequence_hash)
+        self.disk_places.drop(sequence_hash)
         self._release_slot(self.copies.drop(sequence_hash))
         return sequence_hash
 

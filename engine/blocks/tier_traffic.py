@@ -7,6 +7,7 @@ blocks; meanwhile the caller lets others pass. Where copies take time, a sequenc
 """
 
 from collections.abc import Callable, Container, Iterator
+from itertools import chain
 from math import inf
 
 from engine.blocks.disk_copies import DiskTier
@@ -14,7 +15,8 @@ from engine.blocks.disk_prefixes import DiskPrefixCache
 from engine.blocks.lower_tier import LowerTier
 from engine.blocks.prefix_cache import num_before
 from engine.blocks.window_blocks import WindowBlocks
-from engine.sequences.moves import Moves
+from engine.blocks.window_traffic import WindowTraffic
+from engine.sequences.moves import Move, Moves
 from engine.sequences.sequence import Sequence
 
 
@@ -27,8 +29,10 @@ class TierTraffic:
         block_size: int,
         tier: LowerTier | None = None,
         disk: DiskTier | None = None,
+        moves: Moves | None = None,
         windows: WindowBlocks | None = None,
     ) -> None:
+        """moves: those that `windows` knows."""
         assert disk is None or tier is not None
         self.num_raised = 0  # blocks that were copied back from the lower tier
         self.num_moved_down = 0  # blocks that were copied there
@@ -36,12 +40,14 @@ class TierTraffic:
         self.spare = tier.spare if tier is not None else 0
         self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
         self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
-        self.moves = Moves()
+        self.moves = moves or Moves()
         self._cache = cache
         self._block_size = block_size
         self._tier = tier
         self._disk = disk
-        self._windows = windows
+        self._windows = WindowTraffic(cache, windows, disk) if windows is not None else None
+        if windows is not None and tier is not None:
+            windows.lower = self._lower_places
         self._wake: Callable[[], object] = lambda: None
         self._is_flushing = False
         self._is_awaited_move = False  # whether somebody asks again when one has ended
@@ -65,12 +71,14 @@ class TierTraffic:
         following = match(sequence, first, min(first + 1, end))
         if not following or following[0] >= self._cache.num_blocks:
             return at_hand
-        if self._windows is not None and following[0] not in self._windows.place_of:
+        if self._windows is not None and not self._windows.usable(following):
             return at_hand  # what is behind it was looked at before
         return at_hand + self._num_at_hand(match(sequence, first, end)) * self._block_size
 
     def _num_at_hand(self, hits: list[int]) -> int:
         num_cached = len(self._usable(hits))
+        if self._windows is not None:
+            hits = self._windows.usable(hits, on_disk=True)
         num_read = len(hits) - num_cached if self._disk is not None else 0
         return len(hits) if num_read and self._is_sooner(num_read, num_read) else num_cached
 
@@ -80,26 +88,48 @@ class TierTraffic:
         if self._disk is not None:
             first = num_before(hits, self._cache.first_copy)
             hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]
+        usable = hits if self._windows is None else self._windows.usable(hits)
         if self._tier is not None:
-            here, lowered = self._cache.by_home(hits)
+            here, lowered = self._cache.by_home(usable)
             if lowered and self._tier.load_s(len(lowered)) > self.compute_s(len(lowered) * self._block_size):
-                return here
-        return hits if self._windows is None else hits[: self._windows.num_usable(hits)]
+                return here if self._windows is None else self._windows.usable(here)
+        return usable
 
     def _is_in_memory(self, block: int) -> bool:
         return self._cache.content(block) is not None
 
     # --- between the device and the lower tier ------------------------------------------------------------------------
 
-    def raise_to(self, blocks: list[int], lowered: list[int]) -> None:
-        """Copies kept blocks of lower tiers to blocks of the device."""
-        if not lowered:
+    def hold_places(self, hits: list[int], first: int) -> dict[int, int]:
+        """Of a hit's blocks from `first` on, those that have no place on the device: number -> place in the lower tier,
+        which is kept until raise_to()."""
+        return {} if self._windows is None else self._windows.hold(hits, first)
+
+    def raise_to(self, sequence: Sequence, first: int, lowered: list[int], places: dict[int, int]) -> None:
+        """Copies kept blocks of lower tiers to the sequence's blocks from `first` on, and kept places to its places."""
+        if not (lowered or places):
             return
         assert self._tier is not None
+        blocks = sequence.block_table[first : first + len(lowered)]
         slots = [slot - self._cache.num_blocks for slot in map(self._cache.content, lowered) if slot is not None]
-        self.moves.add(self._tier.load(slots, blocks), blocks)
+        targets = blocks + [self._cache.num_blocks + sequence.window_table[at] for at in places]
+        self.moves.add(self._tier.load([*slots, *places.values()], targets), targets)
+        if self._windows is not None:
+            self._windows.release(sequence, places)
         self._cache.raise_to(blocks, lowered)
         self.num_raised += len(blocks)
+
+    def moves_of(self, sequence: Sequence, first: int = 0) -> list[Move]:
+        """The moves of the sequence's blocks from `first` on, and of their places."""
+        places = (self._cache.num_blocks + place for place in sequence.window_table[first:])
+        return self.moves.of(chain(sequence.block_table[first:], places))
+
+    def _lower_places(self, blocks: list[int]) -> None:
+        """Copies to the lower tier what these blocks, which stay on the device, have in their places."""
+        assert self._tier is not None
+        assert self._windows is not None
+        if places := self._windows.lower(blocks):
+            self.moves.add(self._tier.store(list(places.values()), list(places)), list(places.values()))
 
     def is_near(self, sequence: Sequence) -> bool:
         """Whether the moves of the sequence's blocks are enqueued, and end within the time of a step."""
@@ -109,7 +139,7 @@ class TierTraffic:
     def is_moving(self, sequence: Sequence) -> bool:
         """Whether blocks that others shall write for the sequence are still being copied. Then land() will have
         news."""
-        moves = self.moves.of(sequence.block_table[sequence.num_committed_blocks :])
+        moves = self.moves_of(sequence, sequence.num_committed_blocks)
         for move in moves:
             move.then(self._wake)
         self._is_awaited_move |= bool(moves)
@@ -124,19 +154,36 @@ class TierTraffic:
         if self._disk is None:
             return False
         copies, reads = self._cache.copies, self._cache.copies.reads
-        if num_left := len(self._restoring.get(sequence, set()) & reads.keys()):  # without a look at each block
+        windows = self._windows
+        num_left = len(self._restoring.get(sequence, set()) & reads.keys())  # without a look at each block
+        if windows is not None:
+            num_left += windows.num_reading(sequence)
+        if num_left:
             return self._is_sooner(0, num_left)
         hits = self._cache.table.hits(sequence)
+        if windows is not None:
+            hits = windows.usable(hits[: self._num_fetchable(hits)], on_disk=True)
         on_disk = hits[num_before(hits, self._cache.first_copy) :]
         missing = [block for block in on_disk if not self._is_in_memory(block)]
-        if not missing or not self._is_sooner(sum(block not in reads for block in missing), len(missing)):
+        num_new, num_late = sum(block not in reads for block in missing), len(missing)
+        if windows is not None:
+            num_new, num_late = num_new + windows.num_unread(hits), len(hits) - len(self._usable(hits))
+        if not num_late or not self._is_sooner(num_new, num_late):
             return False
         self._restoring.setdefault(sequence, set()).update(on_disk)
         for block in on_disk:
             copies.hold(block)
         self._cache.fetch(missing)
+        if windows is not None:
+            windows.fetch(sequence, hits)
         self._carry_out()
-        return any(block in reads for block in missing)
+        return any(block in reads for block in missing) or (windows is not None and windows.num_reading(sequence) > 0)
+
+    def _num_fetchable(self, hits: list[int]) -> int:
+        """How many of a prefix's blocks host memory has room for at once, beside what others wait for."""
+        reads = self._cache.copies.reads
+        away = [at for at, block in enumerate(hits) if block not in reads and not self._is_in_memory(block)]
+        return away[room] if len(away) > (room := self._cache.num_fetchable) else len(hits)
 
     def _is_sooner(self, num_new: int, num_blocks: int) -> bool:
         """Whether blocks of the disk, of which some are not being read yet, come sooner than they are computed."""
@@ -150,6 +197,8 @@ class TierTraffic:
         for copy in self._restoring.pop(sequence, ()):
             if not self._is_awaited(copy):
                 self._cache.copies.let_go(copy)
+        if self._windows is not None:
+            self._windows.forgo(sequence)
 
     def _is_awaited(self, copy: int) -> bool:
         return any(copy in wanted for wanted in self._restoring.values())
@@ -166,7 +215,13 @@ class TierTraffic:
             return False
         news = False
         done = self._disk.done()
-        for copy, written, ok in done:
+        for one in done:
+            copy, written, ok = one
+            if copy in self._cache.disk_places.all:
+                assert self._windows is not None
+                self._windows.landed(one)
+                news |= not written
+                continue
             copy += self._cache.first_copy
             if written:
                 self._cache.written(copy, ok)
@@ -201,10 +256,15 @@ class TierTraffic:
             assert self._tier is not None
             slots = [slot - cache.num_blocks for slot in cache.moved_down]
             blocks = list(cache.moved_down.values())
-            self.moves.add(self._tier.store(blocks, slots), blocks)
             self.num_moved_down += len(slots)
+            if self._windows is not None:
+                places = self._windows.lower(blocks)
+                slots, blocks = [*slots, *places], [*blocks, *places.values()]
+            self.moves.add(self._tier.store(blocks, slots), blocks)
             cache.moved_down.clear()
         if self._disk is not None:
+            if self._windows is not None:
+                self._windows.write()  # first: a block that is written has its part on the disk
             for source, copy, block in copies.to_write:
                 self._disk.write(source - cache.num_blocks, copy - cache.first_copy, block)
             for copy, target, block in copies.to_read:
@@ -245,7 +305,8 @@ class TierTraffic:
         """Nobody waits any more, and the disk is emptied. When it returns, no copy is under way between the device and
         the lower tier."""
         self.moves.wait()
-        self._restoring.clear()
+        for sequence in list(self._restoring):
+            self.forgo(sequence)
         if self._disk is not None:
             self._disk.wipe()
 
@@ -269,3 +330,5 @@ class TierTraffic:
         for sequence in self._restoring:
             if sequence in holders:
                 yield f"{sequence} waits for the disk"
+        if self._windows is not None:
+            yield from self._windows.check_integrity()

@@ -6,15 +6,17 @@ place until another block needs it: a prefix can be reused while the blocks that
 
 Invariant: a free block has no place. Because steps run in the order in which they were scheduled, a step may give the
 places that the one before it still reads to others; because that one has landed when a peer is let in, so may a peer.
+A copy from a lower tier comes after the steps on their way for that reason (lower_tier.py).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence as Run
 from itertools import chain
 from typing import Final
 
 from engine.blocks.prefix_table import PrefixTable
 from engine.blocks.resting import SHORT
+from engine.sequences.moves import Moves
 from engine.sequences.sequence import Sequence
 
 NOWHERE: Final = 0  # the place of blocks that have none: it may be read, and what is read there is masked
@@ -28,14 +30,19 @@ def most_held(window: int, block_size: int) -> int:
 class WindowBlocks:
     """Engine thread only. O(1) per block that gets or loses a place."""
 
-    def __init__(self, num_places: int, window: int, block_size: int, table: PrefixTable) -> None:
-        """num_places: with NOWHERE. window: tokens that one sees, itself included. table: of the prefix cache."""
+    def __init__(
+        self, num_places: int, window: int, block_size: int, table: PrefixTable, moves: Moves, first_id: int
+    ) -> None:
+        """num_places: with NOWHERE. window: tokens that one sees, itself included. table: of the prefix cache. moves:
+        of blocks, and of places by ids from `first_id` on."""
         self._most_held = most_held(window, block_size)
         assert num_places > self._most_held
         self._num_places = num_places
         self._window = window
         self._block_size = block_size
         self._table = table
+        self._moves = moves
+        self._first_id = first_id
         self.place_of: dict[int, int] = {}  # by block
         self._users: dict[int, int] = {}  # block -> number of sequences that hold its place
         self._held: dict[Sequence, range] = {}  # of each sequence's block table
@@ -46,20 +53,36 @@ class WindowBlocks:
         # twice are given up before those at the end of a sequence or of a prefix that was found again.
         self._passed: OrderedDict[int, None] = OrderedDict()
         self._ends: OrderedDict[int, None] = OrderedDict()
+        self.lower: Callable[[list[int]], None] = lambda blocks: None  # called with ends that are about to lose places
 
     @property
     def num_available(self) -> int:
         """Places that can be taken now."""
         return len(self._free) + len(self._passed) + len(self._ends)
 
-    def num_usable(self, prefix: list[int]) -> int:
-        """Blocks of the longest part of a cached prefix behind which a token finds all that it sees."""
-        usable = at = len(prefix)
+    def num_usable(self, prefix: list[int], *lower: Container[int]) -> int:
+        """Blocks of the longest part of a cached prefix behind which a token finds all that it sees. lower: sequence
+        hashes of blocks whose part lower tiers have."""
+        usable, at, hashes = len(prefix), len(prefix), self._table.sequence_hashes
         while at > self._first_seen(usable * self._block_size):
             at -= 1
-            if prefix[at] not in self.place_of:
+            if prefix[at] not in self.place_of and not any(hashes[prefix[at]] in one for one in lower):
                 usable = at
         return usable
+
+    def missing(self, prefix: list[int]) -> list[int]:
+        """Those of a prefix's blocks that a token behind it sees and that have no place."""
+        seen = prefix[self._first_seen(len(prefix) * self._block_size) :]
+        return [block for block in seen if block not in self.place_of]
+
+    def id_of(self, block: int) -> int | None:
+        """The id of the block's place for a lower tier; None: it has none."""
+        place = self.place_of.get(block)
+        return None if place is None else self._first_id + place
+
+    def is_passed(self, block: int) -> bool:
+        """Whether a block with a place lies in the midst of a prompt that nobody asked for twice."""
+        return block in self._passed
 
     def begins_with(self, num_tokens: int, num_hits: int, *, arrives: bool) -> range:
         """The blocks for which a sequence takes places at once, behind so many usable hits: what it needs to advance
@@ -71,24 +94,24 @@ class WindowBlocks:
         return range(first, min(num_blocks, max(num_hits + 1, first + self._most_held)))
 
     def has_room(self, hits: list[int], held: range, keep_available: int) -> bool:
-        """Whether a sequence can begin with these blocks of its table, and leave so many places available."""
-        num_resting = sum(block not in self._users for block in hits[held.start :])
-        num_new = held.stop - max(held.start, len(hits))
-        return num_resting + num_new + keep_available <= self.num_available
+        """Whether a sequence can begin with these blocks of its table, and leave so many places available. hits: on
+        the device."""
+        num_shared = sum(block in self._users for block in hits[held.start :])
+        return len(held) - num_shared + keep_available <= self.num_available
 
     def can_promise(self, held: range) -> bool:
         """Whether a sequence that nobody may preempt will advance beside the others, whatever these still take."""
         promised = sum(max(len(one), min(self._most_held, len(s.block_table))) for s, one in self._held.items())
         return promised + len(held) < self._num_places
 
-    def begin(self, sequence: Sequence, num_hits: int, held: range) -> None:
+    def begin(self, sequence: Sequence, held: range) -> None:
         """The sequence has got its table, and there was room."""
         sequence.window_table = [NOWHERE] * len(sequence.block_table)
-        first_new = max(held.start, num_hits)
-        for at in range(held.start, first_new):
+        self._held[sequence] = held
+        known = [at for at in held if sequence.block_table[at] in self.place_of]
+        for at in known:  # before places are taken, because those of hits may rest
             self._hold(sequence, at)
-        self._held[sequence] = range(held.start, first_new)
-        self._take(sequence, held.stop)
+        self._take(sequence, [at for at in held if at not in known] if known else held)
 
     def slide(self, sequence: Sequence, start: int) -> None:
         """Passes the blocks that the token at `start`, the next one, does not see."""
@@ -108,6 +131,12 @@ class WindowBlocks:
                 self.slide(sequence, sequence.num_scheduled_tokens)
         self._stretched.clear()
 
+    def spare(self, count: int) -> None:
+        """Empties some places before they are needed, because what lies there is copied to a lower tier first."""
+        count = min(count, self._num_places // 4, self.num_available)
+        if 2 * len(self._free) < count:
+            self._empty(count)
+
     def reach(self, sequence: Sequence, start: int, end: int, keep_available: int = 0) -> int:
         """Slides, and takes places for tokens [start, end) as far as there are some. Returns how many of these tokens
         have places. keep_available: so many places are left where the sequence can advance nevertheless."""
@@ -116,7 +145,9 @@ class WindowBlocks:
         if (wanted := -(-end // self._block_size)) > held.stop:
             sequence.window_table += [NOWHERE] * (len(sequence.block_table) - len(sequence.window_table))
             num_new = max(self.num_available - keep_available, held.start + self._most_held - held.stop)
-            self._take(sequence, min(wanted, held.stop + min(num_new, self.num_available)))
+            stop = max(held.stop, min(wanted, held.stop + min(num_new, self.num_available)))
+            self._held[sequence] = range(held.start, stop)
+            self._take(sequence, range(held.stop, stop))
             if wanted - held.start > self._most_held:
                 self._stretched.append(sequence)
         return min(end, self._held[sequence].stop * self._block_size) - start
@@ -163,19 +194,24 @@ class WindowBlocks:
         """The first block that the token at a position sees."""
         return max(0, position - self._window + 1) // self._block_size
 
-    def _take(self, sequence: Sequence, end: int) -> None:
-        """Gives a place to each new block of the sequence up to `end`, that of the oldest resting block if need be."""
-        held = self._held[sequence]
-        for at in range(held.stop, end):
-            if self._free:
-                place = self._free.pop()
-            else:
-                oldest, _ = (self._passed or self._ends).popitem(last=False)
-                place = self.place_of.pop(oldest)
+    def _empty(self, num_free: int) -> None:
+        """Takes places from resting blocks until so many are free."""
+        missing = num_free - len(self._free)
+        passed = [self._passed.popitem(last=False)[0] for _ in range(min(missing, len(self._passed)))]
+        ends = [self._ends.popitem(last=False)[0] for _ in range(missing - len(passed))]
+        if ends:
+            self.lower(ends)
+        self._free += map(self.place_of.pop, passed + ends)
+
+    def _take(self, sequence: Sequence, new: Run[int]) -> None:
+        """Gives a place to these blocks of the sequence's table, those of the oldest resting blocks if need be."""
+        self._empty(len(new))
+        for at in new:
+            place = self._free.pop()
             block = sequence.block_table[at]
             self.place_of[block], self._users[block] = place, 1
             sequence.window_table[at] = place
-        self._held[sequence] = range(held.start, max(held.stop, end))
+            sequence.moves += self._moves.of((self._first_id + place,))
 
     def _hold(self, sequence: Sequence, at: int) -> None:
         """One more sequence holds a block that has a place."""
@@ -186,6 +222,7 @@ class WindowBlocks:
             self._unqueue(block)
             self._users[block] = 1
         sequence.window_table[at] = self.place_of[block]
+        sequence.moves += self._moves.of((self._first_id + self.place_of[block],))
 
     def _let_go(self, block: int, queue: "OrderedDict[int, None]") -> None:
         self._users[block] -= 1

@@ -12,6 +12,8 @@ import structlog
 
 from baton_proto.sampling import VLLM_ALONE, SamplingParams
 from engine.blocks.block_manager import BlockManager
+from engine.blocks.disk_copies import DiskTier
+from engine.blocks.lower_tier import LowerTier
 from engine.core.engine import Engine
 from engine.core.loop import EngineLoop
 from engine.drafts.ngrams import NgramDrafter
@@ -20,13 +22,13 @@ from engine.runners.mock_runner import MockRunner
 from engine.runners.timed_loop import TimedLoop
 from engine.sequences.batch import Runner
 from engine.tiers.disk_kv import disk_kv, fingerprint
-from engine.tiers.host_kv import KEY as HOST_KEY, host_kv
+from engine.tiers.host_kv import host_kv
 from kvtransfer.prefill_side.sender import Sender
 from kvtransfer.slab.slab import Slab
 from runtime.checkpoint.mock_model import answer_vocabulary
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.checkpoint.served_model import is_mock, served_model
-from runtime.config.serving import ServingConfig, parse_bytes
+from runtime.config.serving import ServingConfig
 from runtime.device.kernel_cache import keep_kernels
 from runtime.errors import ConfigError, RankLostError
 from worker.engines.base import EngineAssembly, Limits, MakeLoop, SharedKv, grammar_compiler, model_hash, pool_layout
@@ -72,30 +74,19 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
     engine_config = msgspec.structs.replace(config.engine, threads=_threads(config))
     loaded: LoadedModel | TensorParallelModel
     memory: ModelMemory | TensorParallelModel
-    if any(files.config.windows) and (reason := keeps_windows_whole(config)):
-        log.info("layers with a window keep whole contexts", because=reason)
-    two_groups = not keeps_windows_whole(config)
     if config.engine.tensor_parallel == 1:
-        loaded = load_model(files, engine_config, two_groups=two_groups)
+        loaded = load_model(files, engine_config, two_groups=True)
         memory = loaded.memory
         manager = _manager(files, config, loaded.slab, memory)
     else:
         on_lost = on_rank_lost or end_process
-        loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=two_groups)
+        loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=True)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
     form = "" if manager.windows is None else "two groups"
     kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs, form=form)
     make_loop = functools.partial(EngineLoop, engine)
     return _assembled(files, config, engine, memory, make_loop, loaded.slab, kv, loaded.close)
-
-
-def keeps_windows_whole(config: ServingConfig) -> str:
-    """Why layers with a window keep the KV of whole contexts; empty: they give back what lies outside the window."""
-    host = config.engine.host_kv_memory.strip()
-    if host == "auto" or parse_bytes(host, HOST_KEY):
-        return f"{HOST_KEY}: the host tier takes blocks of all layers"
-    return ""
 
 
 def build_mock(config: ServingConfig) -> OwnAssembly:
@@ -143,18 +134,19 @@ def _manager(
     """on_ranks: has the tiers of all ranks; None: there is one rank."""
     host = host_kv(slab, config.engine, _ranks_of_machine(config))
     disk, found = disk_kv(host, slab.layout, config.engine, model_hash(files, memory))
-    if on_ranks is None or host is None:
-        return BlockManager(
-            slab.layout.num_blocks,
-            slab.layout.block_size,
-            host,
-            disk,
-            found,
-            window=max(files.config.windows, default=0),
-            num_window_blocks=slab.layout.num_window_blocks,
-        )
-    tier, ranked_disk = on_ranks.tier(host), on_ranks.disk(disk) if disk is not None else None
-    return BlockManager(slab.layout.num_blocks, slab.layout.block_size, tier, ranked_disk, found)
+    tier: LowerTier | None = host
+    lowest: DiskTier | None = disk
+    if on_ranks is not None and host is not None:
+        tier, lowest = on_ranks.tier(host), on_ranks.disk(disk) if disk is not None else None
+    return BlockManager(
+        slab.layout.num_blocks,
+        slab.layout.block_size,
+        tier,
+        lowest,
+        found,
+        window=max(files.config.windows, default=0),
+        num_window_blocks=slab.layout.num_window_blocks,
+    )
 
 
 def _assembled(

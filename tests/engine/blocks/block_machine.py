@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton_proto.kv_events import KvEvent, Stored
 from baton_proto.worker import NO_HINT, CacheHint
 from engine.blocks.block_manager import BlockManager
+from engine.blocks.disk_copies import DiskBlock
 from engine.sequences.moves import BEFORE_STEP
 from engine.sequences.sequence import Sequence, SequenceStatus
 from router.index.radix_tree import RadixTree
@@ -77,17 +78,17 @@ class BlockMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.content: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end, when computed and full
-        tier = self.SLOTS(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
-        self.tier = tier
-        self.disk = Disk(self.NUM_COPIES, tier) if self.NUM_COPIES and tier is not None else None
-        self.manager = self.made_manager(tier)
+        self.manager = self.made_manager()
         self.replica = EventReplica()
         self.sequences: list[Sequence] = []
         self.names = 0
         self.now_s = 0
 
-    def made_manager(self, tier: Slots | None) -> BlockManager:
-        return BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier, self.disk)
+    def made_manager(self, found: Iterable[tuple[int, DiskBlock]] = ()) -> BlockManager:
+        """With tiers of its own."""
+        self.tier = tier = self.SLOTS(self.NUM_SLOTS, self.content) if self.NUM_SLOTS else None
+        self.disk = Disk(self.NUM_COPIES, tier) if self.NUM_COPIES and tier is not None else None
+        return BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, tier, self.disk, found)
 
     def pick(self, index: int) -> Sequence:
         return self.sequences[index % len(self.sequences)]
@@ -162,9 +163,9 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 99), num_tokens=st.integers(1, 6))
     def compute_and_commit(self, index: int, num_tokens: int) -> None:
         sequence = self.pick(index)
-        self.await_moves(sequence)
         end = min(sequence.num_tokens, sequence.num_computed_tokens + num_tokens)
         end = sequence.num_computed_tokens + self.manager.reach(sequence, end - sequence.num_computed_tokens, 0)
+        self.await_moves(sequence)
         for i in range(sequence.num_computed_tokens // self.BLOCK_SIZE, end // self.BLOCK_SIZE):
             self.wrote(sequence, i)
             self.content[sequence.block_table[i]] = tuple(sequence.token_ids[: (i + 1) * self.BLOCK_SIZE])
@@ -437,14 +438,12 @@ class DiskBlockMachine(HomesMachine):
         if works:
             self.files.finish()
         files = dict(self.files.files)
-        self.tier = slots = self.SLOTS(self.NUM_SLOTS, self.content)
         self.content.clear()
-        self.disk = Disk(self.NUM_COPIES, slots)
-        self.disk.files = files
-        found = [(copy, block) for copy, (block, _) in reversed(files.items())]
-        self.manager = BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, slots, self.disk, found)
+        self.manager = self.made_manager([(copy, block) for copy, (block, _) in reversed(files.items())])
+        self.files.files = files
         self.sequences, self.waiting, self.replica, self.tree = [], [], EventReplica(), RadixTree()
-        parents = {block.sequence_hash: block.parent for block, _ in files.values()}
+        whole = [block for copy, (block, _) in files.items() if copy < self.NUM_COPIES]
+        parents = {block.sequence_hash: block.parent for block in whole}
         while orphans := {one for one, above in parents.items() if above is not None and above not in parents}:
             for one in orphans:
                 del parents[one]

@@ -72,7 +72,7 @@ def test_a_copy_is_known_again_when_all_above_it_are(found: list[DiskBlock]) -> 
     parents = {name: block.parent for name, (_, block) in youngest.items()}
     for name, copy in expected.items():
         block = youngest[name][1]
-        assert cache._stored_block(copy)._replace(kind=0) == block._replace(kind=0)
+        assert cache.stored_block(copy)._replace(kind=0) == block._replace(kind=0)
         below = [other for other in expected if name in lineage(other, parents)]
         assert cache.table.kinds[copy] == min(KEPT - 1, max(youngest[other][1].kind for other in below))
 
@@ -371,7 +371,7 @@ def test_a_block_that_is_kept_is_written_as_what_it_is_without_that() -> None:
     kind = cache.table.kinds[0]
     cache.retain([0], 9.0)
     assert cache.table.kinds[0] == KEPT
-    assert cache._stored_block(0).kind == kind < KEPT
+    assert cache.stored_block(0).kind == kind < KEPT
 
 
 def test_copies_whose_parents_go_round_in_a_circle_are_left_out_with_all_below_them() -> None:

@@ -3,12 +3,21 @@
 from collections.abc import Iterable
 from typing import Final
 
-from hypothesis.stateful import invariant
+import hypothesis.strategies as st
+from hypothesis.stateful import invariant, rule
 
 from engine.blocks.block_manager import BlockManager
+from engine.blocks.disk_copies import DiskBlock
 from engine.sequences.sequence import Sequence
-from tests.engine.blocks.block_machine import BlockMachine, allocated, compute, few_and_many
-from tests.engine.blocks.fake_tiers import Slots
+from tests.engine.blocks.block_machine import (
+    BlockMachine,
+    LateBlockMachine,
+    LateDiskBlockMachine,
+    allocated,
+    compute,
+    few_and_many,
+    prompts,
+)
 from tests.engine.kv_oracle import make_sequence
 
 NOWHERE: Final = 0
@@ -113,14 +122,24 @@ class WindowMachine(BlockMachine):
 
     NUM_BLOCKS = 14
     NUM_PLACES = 7
+    NUM_HOST_PLACES = NUM_DISK_PLACES = 0
     WINDOW = 5
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_places: dict[int, tuple[int, ...]] = {}  # place -> all tokens up to the end of what it holds
-
-    def made_manager(self, tier: Slots | None) -> BlockManager:
-        return BlockManager(self.NUM_BLOCKS, self.BLOCK_SIZE, window=self.WINDOW, num_window_blocks=self.NUM_PLACES)
+    def made_manager(self, found: Iterable[tuple[int, DiskBlock]] = ()) -> BlockManager:
+        super().made_manager()
+        if self.tier is not None:
+            self.tier.num_window_slots, self.tier.first_place = self.NUM_HOST_PLACES, self.NUM_BLOCKS
+        if self.disk is not None:
+            self.disk.num_window_slots = self.NUM_DISK_PLACES
+        return BlockManager(
+            self.NUM_BLOCKS,
+            self.BLOCK_SIZE,
+            self.tier,
+            self.disk,
+            found,
+            window=self.WINDOW,
+            num_window_blocks=self.NUM_PLACES,
+        )
 
     def seen(self, num_blocks: int) -> range:
         """Of whole blocks, those that hold something that a token behind them sees."""
@@ -137,14 +156,20 @@ class WindowMachine(BlockMachine):
         return {places[block] for s in self.sequences if s.pinned for block in s.retired_blocks if block in places}
 
     def usable(self, sequence: Sequence, depth: int) -> int:
-        hits, places = self.manager.cache.table.hits(sequence), self.manager.windows.place_of
-        return max(d for d in range(depth + 1) if all(hits[at] in places for at in self.seen(d)))
+        """Any tier may have what is seen, and each block lies in memory."""
+        cache, places = self.manager.cache, self.manager.windows.place_of
+        hits = cache.table.hits(sequence)[:depth]
+        names = [cache.table.sequence_hashes[block] for block in hits]
+        in_memory = next((at for at, block in enumerate(hits) if cache.content(block) is None), depth)
+        has = [block in places or name in cache.host_places.of for block, name in zip(hits, names, strict=True)]
+        return max(d for d in range(in_memory + 1) if all(has[at] for at in self.seen(d)))
 
     def has_places(self, sequence: Sequence, depth: int, keep: int) -> bool:
         hits, places = self.manager.cache.table.hits(sequence), self.manager.windows.place_of
-        found, held = [places[hits[at]] for at in self.seen(depth)], self.held()
+        held, seen = self.held(), self.seen(depth)
+        found = [places[hits[at]] for at in seen if hits[at] in places]
         num_blocks = self.manager.blocks_for(sequence.num_tokens)
-        num_needed = min(num_blocks - depth, max(1, 3 - len(found)))
+        num_needed = min(num_blocks - depth, max(1, 3 - len(seen))) + len(seen) - len(found)
         if sequence.prefill_only:  # nobody preempts it: what the others may need is not for it
             promised = [
                 max(len(s.window_table) - s.window_table.count(NOWHERE), min(3, len(s.block_table)))
@@ -161,15 +186,25 @@ class WindowMachine(BlockMachine):
 
     def wrote(self, sequence: Sequence, at: int) -> None:
         assert sequence.window_table[at] != NOWHERE
-        self.in_places[sequence.window_table[at]] = tuple(sequence.token_ids[: (at + 1) * self.BLOCK_SIZE])
+        self.content[self.id_at(sequence, at)] = tuple(sequence.token_ids[: (at + 1) * self.BLOCK_SIZE])
+
+    def id_at(self, sequence: Sequence, at: int) -> int:
+        return self.NUM_BLOCKS + sequence.window_table[at]
+
+    def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
+        if not self.manager.tiers.is_moving(sequence):  # else only its hit is: a peer writes the other places at once
+            for at in range(sequence.num_committed_blocks, len(sequence.block_table)):
+                if sequence.window_table[at] != NOWHERE:
+                    self.content[self.id_at(sequence, at)] = ()
 
     @invariant()
     def every_place_in_sight_holds_what_its_sequence_computed(self) -> None:
-        for sequence in self.sequences:
+        for sequence in [one for one in self.sequences if not one.moves]:
             first = max(0, sequence.num_computed_tokens - self.WINDOW + 1) // self.BLOCK_SIZE
             for at in range(first, sequence.num_computed_tokens // self.BLOCK_SIZE):
                 expected = tuple(sequence.token_ids[: (at + 1) * self.BLOCK_SIZE])
-                assert self.in_places[sequence.window_table[at]] == expected
+                assert self.content[self.id_at(sequence, at)] == expected
 
     @invariant()
     def no_place_is_written_by_two(self) -> None:
@@ -183,4 +218,33 @@ class WindowMachine(BlockMachine):
         assert not self.read() & set(own)
 
 
+class HostWindowMachine(WindowMachine, LateBlockMachine):
+    """Also: above host memory, which has places of its own, and whose copies are made late."""
+
+    NUM_BLOCKS = 8
+    NUM_SLOTS = 8
+    NUM_HOST_PLACES = 5
+
+    @rule(some=st.lists(prompts, min_size=3, max_size=8))
+    def serve(self, some: list[list[int]]) -> None:
+        """Whole requests, one after the other."""
+        for tokens in some:
+            if self.allocate_to(self.new_sequence(tokens, pinned=False), 0):
+                self.compute_everything(-1)
+                self.compute_everything(-1)  # with few places not all of it at once
+                self.free(-1, ends=True)
+
+
+class DiskWindowMachine(WindowMachine, LateDiskBlockMachine):
+    """Also: above a disk, which has places of its own, and fails and dies as it does for whole blocks."""
+
+    NUM_BLOCKS = 8
+    NUM_SLOTS = 6
+    NUM_COPIES = 12
+    NUM_HOST_PLACES = 5
+    NUM_DISK_PLACES = 7
+
+
 TestWindows, TestMoreWindows = few_and_many(WindowMachine, 120, 50)
+TestHostWindows, TestMoreHostWindows = few_and_many(HostWindowMachine, 200, 60)
+TestDiskWindows, TestMoreDiskWindows = few_and_many(DiskWindowMachine, 300, 60)

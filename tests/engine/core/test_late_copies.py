@@ -2,13 +2,15 @@
 on."""
 
 import random
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence as Run
 
 import pytest
 
 from engine.blocks.block_manager import BlockManager
+from engine.blocks.window_blocks import most_held
 from engine.core.engine import Engine
 from engine.sequences.batch import LayerDone
+from engine.sequences.moves import Move
 from engine.sequences.sequence import Sequence
 from runtime.errors import UnavailableError
 from tests.engine.blocks.fake_tiers import LateMove, LateSlots
@@ -19,16 +21,21 @@ BLOCK_SIZE = 4
 
 
 class Content(MutableMapping[int, tuple[int, ...]]):
-    """What the blocks of a slab hold."""
+    """What the blocks of a slab hold, and behind them the places of layers with a window."""
 
-    def __init__(self, slab: FakeSlab) -> None:
-        self._slab = slab
+    def __init__(self, slab: FakeSlab, num_blocks: int, sliding: FakeSlab) -> None:
+        self._slab, self._num_blocks, self._sliding = slab, num_blocks, sliding
+
+    def _home(self, block: int) -> tuple[FakeSlab, int]:
+        return (self._sliding, block - self._num_blocks) if block >= self._num_blocks else (self._slab, block)
 
     def __getitem__(self, block: int) -> tuple[int, ...]:
-        return tuple(self._slab.values.get((block, place), -1) for place in range(BLOCK_SIZE))
+        slab, block = self._home(block)
+        return tuple(slab.values.get((block, place), -1) for place in range(BLOCK_SIZE))
 
     def __setitem__(self, block: int, values: tuple[int, ...]) -> None:
-        self._slab.values.update(((block, place), value) for place, value in enumerate(values))
+        slab, block = self._home(block)
+        slab.values.update(((block, place), value) for place, value in enumerate(values))
 
     def __delitem__(self, block: int) -> None:
         raise NotImplementedError
@@ -43,19 +50,42 @@ class Content(MutableMapping[int, tuple[int, ...]]):
 class Runner(FakeRunner):
     """Refuses a step whose copies are not made, which it would read."""
 
+    def __init__(self, depth: int, window: int) -> None:
+        super().__init__(BLOCK_SIZE, depth, window)
+        self.steps: list[FakeStep] = []
+
     def submit(self, batch: Batch, layer_done: LayerDone | None) -> FakeStep:
         assert not any(move.left_s() for move in batch.moves())
-        return super().submit(batch, layer_done)
+        self.steps.append(super().submit(batch, layer_done))
+        return self.steps[-1]
+
+
+class Tier(LateSlots):
+    """Slow to enqueue its copies. Those to the device come after the steps that were on their way when they were asked
+    for, because these may read the places."""
+
+    def __init__(self, num_slots: int, content: Content, runner: Runner) -> None:
+        super().__init__(num_slots, content, slow=True)
+        self.runner = runner
+
+    def load(self, slots: Run[int], blocks: Run[int]) -> Move | None:
+        steps, move = self.runner.steps[-2:], super().load(slots, blocks)
+        assert isinstance(move, LateMove)
+        copy, move.copy = move.copy, lambda: [*[step.run() for step in steps], copy()]
+        return move
 
 
 class Late:
     """An engine with a few blocks, above a tier that is told when to enqueue and when to copy."""
 
-    def __init__(self, num_blocks: int, num_slots: int, depth: int = 0) -> None:
-        self.runner = Runner(BLOCK_SIZE, depth)
-        self.tier = LateSlots(num_slots, Content(self.runner.slab), slow=True)
+    def __init__(self, num_blocks: int, num_slots: int, depth: int = 0, window: int = 0) -> None:
+        self.runner = Runner(depth, window)
+        content = Content(self.runner.slab, num_blocks, self.runner.sliding)
+        self.tier = Tier(num_slots, content, self.runner)
         self.tier.spare = 0
-        self.manager = BlockManager(num_blocks, BLOCK_SIZE, self.tier)
+        self.tier.num_window_slots, self.tier.first_place = num_slots, num_blocks
+        places = 1 + most_held(window, BLOCK_SIZE) + 8 if window else 0
+        self.manager = BlockManager(num_blocks, BLOCK_SIZE, self.tier, window=window, num_window_blocks=places)
         self.engine = Engine(self.runner, self.manager, max_batch_tokens=32, max_running=8, eos_token_ids=frozenset())
         self.engine.block_manager.tiers.step_s = lambda: 1.0  # whatever is enqueued is near
         self.answers: dict[Sequence, list[int]] = {}
@@ -153,10 +183,13 @@ def test_copies_that_cannot_be_enqueued_end_the_engine_and_no_request_is_told_an
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("window", [0, 6])
 @pytest.mark.parametrize("seed", range(4))
-def test_whenever_copies_are_enqueued_and_made_answers_are_those_of_a_model_alone(seed: int, depth: int) -> None:
+def test_whenever_copies_are_enqueued_and_made_answers_are_those_of_a_model_alone(
+    seed: int, window: int, depth: int
+) -> None:
     dice = random.Random(seed)
-    late = Late(14, 20, depth)
+    late = Late(14, 20, depth, window)
     late.tier.spare = 2
     beginnings = [[dice.randrange(60) for _ in range(17)] for _ in range(5)]
     num_left_out = 0

@@ -1,5 +1,6 @@
 """The host tier of a GPU: what copies and steps on several streams leave behind is what one after the other would."""
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, ServingConfig
 from runtime.device.drivers import memory_of
 from tests.engine.tiers.test_host_kv import answers
+from tests.tiny_families import write_family
 from tests.tiny_model import VOCAB_SIZE
 from worker.engines.own import build_engine
 
@@ -20,22 +22,28 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 
 # 256 KiB of a block in a layer, so that copies of several blocks go on for milliseconds, in groups of layers.
 LAYOUT = SlabLayout(6, 48, 8, 64, 128, "bfloat16")
+IN_TWO_GROUPS = dataclasses.replace(LAYOUT, window_layers=frozenset({0, 2, 3}), num_window_blocks=24)
 
 
+@pytest.mark.parametrize("layout", [LAYOUT, IN_TWO_GROUPS], ids=["one group", "two groups"])
 @pytest.mark.parametrize("seed", range(8))
-def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: int) -> None:
+def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: int, layout: SlabLayout) -> None:
     from engine.tiers.gpu_kv import GpuHostKv
 
-    slab = Slab(LAYOUT, memory_of(torch.device("cuda")))
-    tier = GpuHostKv(slab, 64 * LAYOUT.num_layers * LAYOUT.block_bytes)
+    slab = Slab(layout, memory_of(torch.device("cuda")))
+    tier = GpuHostKv(slab, 64 * layout.nbytes // layout.num_blocks)
     assert (tier.num_slots, tier.spare) == (64, 1)
     assert 1e9 < tier.bytes_per_s < 1e12
-    memory = slab.tensor.view(LAYOUT.num_layers, LAYOUT.num_blocks, -1)
-    dice, blocks, slots = random.Random(seed), [0.0] * LAYOUT.num_blocks, [0.0] * tier.num_slots
+    memory = slab.layers
+    dice, blocks = random.Random(seed), [0.0] * layout.num_ids
+    slots = [0.0] * (tier.num_slots + tier.num_window_slots)
     move_of: dict[int, Move] = {}
     for number in range(300):
-        some = dice.sample(range(LAYOUT.num_blocks), dice.choice((1, 1, 4, 40)))
-        others = dice.sample(range(tier.num_slots), len(some))
+        some = dice.sample(range(layout.num_ids), dice.choice((1, 1, 4, 40)))
+        num_places = sum(block >= layout.num_blocks for block in some)
+        whole = dice.sample(range(tier.num_slots), len(some) - num_places)
+        places = dice.sample(range(tier.num_slots, len(slots)), num_places)
+        others = [(places if block >= layout.num_blocks else whole).pop() for block in some]
         match dice.randrange(3):
             case 0:
                 move_of |= dict.fromkeys(some, tier.store(some, others))
@@ -48,11 +56,12 @@ def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: in
             case _:
                 value = float(number % 256)
                 moves = list(dict.fromkeys(move_of[block] for block in some if block in move_of))
-                for layer in range(BEFORE_STEP, LAYOUT.num_layers):
+                for layer in range(BEFORE_STEP, layout.num_layers):
                     for move in moves:
                         move.before(layer)
                     if layer >= 0:
-                        memory[layer, some] = value
+                        there = layout.layer_blocks(layer)
+                        memory[layer][[block - there.start for block in some if block in there]] = value
                 torch.cuda.current_stream().synchronize()  # no step on its way writes blocks that are copied
                 for block in some:
                     blocks[block] = value
@@ -60,15 +69,20 @@ def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: in
         move.before(BEFORE_STEP)  # all copies are enqueued
     torch.cuda.synchronize()
     assert all(move.left_s() == 0 for move in move_of.values())
-    found = memory.float()
-    assert torch.equal(found, torch.tensor(blocks, device="cuda")[None, :, None].expand_as(found))
+    for layer, cache in enumerate(memory):
+        there = layout.layer_blocks(layer)
+        found = cache.float().flatten(1)
+        expected = torch.tensor(blocks[there.start : there.stop], device="cuda")[:, None]
+        assert torch.equal(found, expected.expand_as(found))
     held = [set(torch.frombuffer(tier.content(slot), dtype=torch.bfloat16).tolist()) for slot in range(len(slots))]
     assert held == [{value} for value in slots]
     tier.close()
     slab.close()
 
 
-def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None:
+@pytest.mark.parametrize("family", ["", "gemma3", "gpt-oss"])
+def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path, tmp_path: Path, family: str) -> None:
+    model = write_family(tmp_path, family) if family else tiny_model
     dice = random.Random(7)
     systems = [[dice.randrange(3, VOCAB_SIZE) for _ in range(70)] for _ in range(5)]
     prompts = []
@@ -76,7 +90,7 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
         tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 20))]
         prompts.append(dice.choice(systems)[: dice.choice((40, 70))] + tail)
     engine = EngineConfig(device="cuda", dtype="float32", attention="triton", block_size=16, kv_memory="64MiB")
-    config = ServingConfig(model=str(tiny_model), engine=replace(engine, max_model_len=256))
+    config = ServingConfig(model=str(model), engine=replace(engine, max_model_len=256))
     plain = build_engine(config)
     one_block = plain.kv.slab.layout.num_layers * plain.kv.slab.layout.block_bytes
     small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
@@ -84,7 +98,9 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     try:
         expected = answers(plain.engine, prompts)
         assert answers(tiered.engine, prompts) == expected
-        assert tiered.engine.block_manager.tiers.num_raised > 20
+        manager = tiered.engine.block_manager
+        assert manager.tiers.num_raised > 20
+        assert bool(family) == bool(manager.cache.host_places.of)
     finally:
         plain.close()
         tiered.close()
