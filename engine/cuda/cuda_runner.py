@@ -185,11 +185,13 @@ class CudaRunner:
 
     @torch.inference_mode()
     def submit(self, batch: Batch, layer_done: LayerDone | None = None) -> CudaStep:
-        shape, size = self._buffer.shape(batch), None
-        if self._graphs is not None and not shape.chunks:
-            size = self._graphs.size_for(shape.rows)
-        if size is not None:
-            shape = self._buffer.decode_shape(size, drafts=shape.drafts)
+        size = None
+        if self._graphs is not None and self._buffer.is_decodes(batch):
+            size = self._graphs.size_for(batch.num_tokens)
+        if size is None:
+            shape = self._buffer.shape(batch)
+        else:
+            shape = self._buffer.decode_shape(size, drafts=bool(batch.drafted))
         words = self._buffer.pack(batch, shape, self._rows)
         if self.tell is not None:
             self.tell(DeviceStep(shape, size, words.numpy().data.cast("B"), scored_rows(batch)))

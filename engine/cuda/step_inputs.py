@@ -113,8 +113,8 @@ class StepBuffer:
         self._hosts = itertools.cycle([(host, host.numpy()) for host in hosts])
 
     def shape(self, batch: Batch) -> StepShape:
-        """The batch's shape, without padding but for samples. Drafts beside no prompt are rows, as decodes."""
-        if batch.drafted and self._are_rows(batch):
+        """The batch's shape, without padding but for samples."""
+        if batch.drafted and self.is_decodes(batch):
             return self.decode_shape(batch.num_tokens, drafts=True)
         lengths = np.array([item.num_tokens for item in batch.chunks], dtype=np.int64)
         rows, chunks = len(batch.decode), len(batch.chunks)
@@ -133,7 +133,10 @@ class StepBuffer:
             has_windows=self._window > 0,
         )
 
-    def _are_rows(self, batch: Batch) -> bool:
+    def is_decodes(self, batch: Batch) -> bool:
+        """Whether each token of the batch is a row, as decodes are: drafts that have no prompt beside them, too."""
+        if not batch.drafted:
+            return not batch.prefill
         seen = sum(item.num_tokens * item.end for item in batch.drafted)
         return not batch.prefill and batch.num_tokens <= self._max_rows and seen <= _SEEN_AS_ROWS
 
@@ -251,14 +254,19 @@ class StepBuffer:
             put("context", starts[:num_chunks])
             put("length", lengths)
             put("end", starts[:num_chunks] + lengths)
-            if shape.pages:
-                pages = np.zeros((num_chunks, shape.pages), dtype=np.int32)
-                for row, item, first in zip(pages, batch.chunks, first_blocks, strict=False):
-                    used = self._num_blocks(item)
-                    row[:used] = tables[first : first + used]
-                put("page_table", pages.ravel())
+            put("page_table", self._pages(batch, shape, tables, first_blocks))
         words[tables_at : tables_at + len(tables)] = tables
         return host[: tables_at + len(tables)]
+
+    def _pages(self, batch: Batch, shape: StepShape, tables: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+        """The chunks' page table, row by row; empty where the backend wants none. firsts: where each chunk's block
+        table begins."""
+        pages = np.zeros((shape.chunks, shape.pages), dtype=np.int32)
+        if shape.pages:
+            for row, item, first in zip(pages, batch.chunks, firsts, strict=False):
+                used = self._num_blocks(item)
+                row[:used] = tables[first : first + used]
+        return pages.ravel()
 
     def _put_samples(
         self, put: Callable[[str, np.ndarray], None], items: list[ScheduledSequence], ends: np.ndarray
