@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, sizes_of
 from runtime.checkpoint.model_config import ModelConfig
 from tests.tiny_model import tiny_config, tiny_weights, write_tiny_model
 
@@ -41,18 +41,7 @@ def write_config(folder: Path, name: str, tokenizer: Path | None = None) -> tupl
     if tokenizer is not None:
         known = json.loads((tokenizer / "config.json").read_text())
         shape = dataclasses.replace(shape, vocab_size=known["vocab_size"])
-    config = tiny_config(shape.architecture) | {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.max_position,
-        "tie_word_embeddings": shape.tie_word_embeddings,
-        "torch_dtype": "bfloat16",
-    }
+    config = tiny_config(shape.architecture) | sizes_of(shape)
     write_tiny_model(folder)
     if tokenizer is not None:
         for path in tokenizer.glob("*token*.json"):

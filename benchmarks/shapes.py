@@ -1,6 +1,7 @@
 """Shapes of the measured models. Because the shape decides the speed, the weights may be random."""
 
 from dataclasses import replace
+from typing import Any
 
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.rope_config import Rope
@@ -90,3 +91,19 @@ SHAPES = {
 }
 """Qwen3-0.6B, Qwen3-8B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b (with the rope of its first 4,096 positions) and
 Gemma-3-4B (without the scaling of its rope)"""
+
+
+def sizes_of(shape: ModelConfig) -> dict[str, Any]:
+    """The keys of config.json that all families have."""
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_position,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "torch_dtype": "bfloat16",
+    }

@@ -18,7 +18,7 @@ from typing import Any
 
 from baton.bench.workload import NANO_VLLM_BENCH, random_ids
 from benchmarks.machine import describe, write_result
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, sizes_of
 
 SECTIONS = ("bench", "decode1", "decode256", "prefill")
 NAMES = {"qwen3": "Qwen3ForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
@@ -28,24 +28,14 @@ Prompt = tuple[list[int], int]  # token ids, and tokens to answer
 def hugging_face_config(name: str) -> dict[str, Any]:
     """config.json of a shape, as transformers reads it."""
     shape = SHAPES[name]
-    config: dict[str, Any] = {
+    config = sizes_of(shape) | {
         "architectures": [NAMES[shape.architecture]],
         "model_type": {"qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}.get(shape.architecture, shape.architecture),
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.max_position,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope.theta,
-        "tie_word_embeddings": shape.tie_word_embeddings,
         "hidden_act": "silu",
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "torch_dtype": "bfloat16",
     }
     if shape.architecture == "qwen3moe":
         config |= {"num_experts": shape.num_experts, "num_experts_per_tok": shape.experts_per_token}
