@@ -100,12 +100,15 @@ class GrpcConnections:
     def any_at(self, port: int) -> bool:
         return any(found.peer is not None for found in _sockets_at(port))
 
-    def watch(self, port: int) -> None:
-        """Looks until `stop`, in a thread of its own, because a busy event loop would put off the looks."""
+    def bound_buffers(self, port: int) -> None:
+        """Of the connections that come from now on. To be called while the port is open. Raises OSError."""
         for found in _sockets_at(port):
             if found.peer is None:  # those that it accepts inherit this
                 with _borrowed(found.number) as listener:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+
+    def watch(self, port: int) -> None:
+        """Looks until `stop`, in a thread of its own, because a busy event loop would put off the looks."""
         while not self._stopped.wait(LOOK_S):
             with contextlib.suppress(OSError):  # no file may be opened: the next look may find a free one
                 self._look_in_time(port)
@@ -199,7 +202,8 @@ def _sockets_at(port: int) -> Iterator[_Found]:
 def _at(port: int, number: int) -> _Found | None:
     """Raises OSError."""
     with _borrowed(number) as one:
-        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
+        here = _address(one.getsockname())
+        if here is None or here[1] != port:
             return None
         peer = _connected(one)
         found = _Found(number, peer, 0 if peer is None else _received_bytes(one))
@@ -226,8 +230,15 @@ def _end(found: _Found) -> None:
 def _connected(one: socket.socket) -> Peer | None:
     if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return None
-    address = one.getpeername()
-    return address[0].removeprefix("::ffff:"), address[1]
+    return _address(one.getpeername())
+
+
+def _address(shown: object) -> Peer | None:
+    """As a socket has it; None: it is no connection of the Internet, and may have the number of one that was."""
+    match shown:
+        case (str(host), int(port), *_):
+            return host.removeprefix("::ffff:"), port
+    return None
 
 
 def _memory_bytes() -> int:

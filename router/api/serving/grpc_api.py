@@ -113,6 +113,7 @@ class GrpcApi:
                 self.port = self._server.add_secure_port(address, self._tls.grpc_server_credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
+        self._connections.bound_buffers(self.port)
         await self._show_health()
         await self._server.start()
         self._health_watch = asyncio.create_task(self._watch_health())

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc.aio
@@ -78,6 +78,31 @@ async def test_a_look_at_connections_makes_no_copy_of_them(api: GrpcApi) -> None
         seen = [(found, copies_of(found.number)) for found in _sockets_at(api.port)]
     assert [found.peer is None for found, _ in seen].count(False) == 1
     assert {copies for _, copies in seen} == {1}
+
+
+def test_a_look_ends_well_though_a_connection_s_number_goes_to_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed = connections._borrowed
+    with socket.socket(socket.AF_UNIX) as other, socket.create_server(("127.0.0.1", 0)) as listener:
+        number, port = listener.fileno(), listener.getsockname()[1]
+
+        @contextlib.contextmanager
+        def changing_hands(number: int) -> Iterator[socket.socket]:
+            with borrowed(number) as one:
+                os.dup2(other.fileno(), number)
+                yield one
+
+        assert number in [found.number for found in _sockets_at(port)]
+        monkeypatch.setattr(connections, "_borrowed", changing_hands)
+        assert connections._at(port, number) is None
+
+
+async def test_buffers_are_bounded_before_anybody_connects(api: GrpcApi) -> None:
+    with socket.create_connection(("127.0.0.1", api.port)):
+        while num_open(api) < 1:
+            await asyncio.sleep(0.01)
+        for found in _sockets_at(api.port):
+            with connections._borrowed(found.number) as one:
+                assert one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * connections.BUFFER_BYTES
 
 
 async def test_heads_that_no_call_reads_are_bounded_over_all_connections(
