@@ -12,3 +12,5 @@ def test_a_loss_that_cannot_be_logged_breaks_nothing(
     monkeypatch.setattr(sys, "stderr", full)
     print_news(True, "error: decode-1 has ended", event="lost", id="decode-1")
     assert capsys.readouterr().out == '{"event": "lost", "id": "decode-1"}\n'
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
