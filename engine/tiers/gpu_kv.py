@@ -11,6 +11,7 @@ in the order of the calls. Invariant: only that thread touches the streams; the 
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -192,12 +193,13 @@ class GpuHostKv:
 
     def _measured(self) -> float:
         """Bytes per second of the link, from the host to the device. The slab holds nothing yet."""
-        probed = self._slots.groups[self.window_slot_bytes > self.slot_bytes]
-        nbytes = max(self.slot_bytes, self.window_slot_bytes)
-        num_slots = self.num_window_slots if probed.first_slot else self.num_slots
-        count = min(num_slots, self._layout.num_ids - probed.first_block, max(1, _PROBE_BYTES // nbytes))
-        if not count:
+        whole = min(self.num_slots, self._layout.num_blocks), self.slot_bytes
+        window = min(self.num_window_slots, self._layout.num_window_blocks), self.window_slot_bytes
+        is_window = prod(window) > prod(whole)
+        probed, (count, nbytes) = self._slots.groups[is_window], window if is_window else whole
+        if not count * nbytes:
             return 1.0
+        count = min(count, max(1, _PROBE_BYTES // nbytes))
         slots, took_ms = range(probed.first_slot, probed.first_slot + count), 1.0
         blocks = range(probed.first_block, probed.first_block + count)
         for _ in range(2):  # the first one wakes the link up

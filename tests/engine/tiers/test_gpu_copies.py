@@ -5,9 +5,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.sequences.moves import BEFORE_STEP
 from engine.tiers.gpu_kv import GpuHostKv, GpuMove
@@ -18,6 +20,7 @@ from tests.engine.tiers.fake_gpu import FakeGpu
 
 LAYOUT = SlabLayout(3, 64, 1, 2, 4, "float32")
 IN_TWO_GROUPS = replace(LAYOUT, window_layers=frozenset({0, 2}), num_window_blocks=24)
+FEW_WINDOWS = replace(IN_TWO_GROUPS, window_layers=frozenset({1}))
 
 
 @pytest.fixture
@@ -51,6 +54,24 @@ def tier(open_tier: GpuHostKv, gpu: FakeGpu) -> Iterator[GpuHostKv]:
 def take_permits(gpu: FakeGpu) -> None:
     while gpu.permits.acquire(blocking=False):
         pass
+
+
+@pytest.mark.parametrize("slab", [LAYOUT, IN_TWO_GROUPS, FEW_WINDOWS], indirect=True)
+def test_what_measures_the_link_stays_in_the_slab(
+    gpu: FakeGpu, slab: Slab, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """There are more slots than blocks."""
+    written, copy = list[int](), gpu.copy
+
+    def noted(destinations: NDArray[np.uint64], *others: Any) -> None:
+        written.extend(destinations.tolist())
+        copy(destinations, *others)
+
+    monkeypatch.setattr(gpu, "copy", noted)
+    request.getfixturevalue("tier")
+    first = slab.flat.data_ptr()
+    assert first <= min(written)
+    assert max(written) <= first + slab.layout.nbytes - slab.layout.block_bytes
 
 
 @pytest.mark.parametrize("slab", [LAYOUT, IN_TWO_GROUPS], ids=["one group", "two groups"], indirect=True)
