@@ -44,6 +44,7 @@ READERS, CONTEXTS = (0, 8, 16, 32), (4096, 9216)
 SMALL_GRAPHS = 512  # tokens; the largest graph of an 8B model without larger ones
 WARM = 4  # steps of a point that compile and load
 BURST_S = 0.001  # that a busy thread holds the interpreter's lock
+TINY_KV_BYTES = 1 << 20  # all memory of a GPU would be millions of blocks
 TINY = replace(
     SHAPES["0.6b"], vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1,
     head_dim=16, max_position=256, dtype="float32", rope=Rope(1e6, 16),
@@ -201,7 +202,7 @@ def build(model: str, max_tokens: int, max_running: int) -> tuple[Steps, dict[st
         frozenset(),
         kv_dtype="bfloat16",
         block_size=64,
-        kv_bytes=None,
+        kv_bytes=TINY_KV_BYTES if model == "tiny" else None,
         max_batch_tokens=max_tokens,
         max_running=max_running,
         max_model_len=config.max_position,
