@@ -10,7 +10,7 @@ import pytest
 from router.text.tokenizer import Tokenizer
 from runtime.calls.answer import Answer
 from runtime.checkpoint.model_files import resolve_model
-from tests.service import NEEDS_TWO, TRANSPORTS, Service, running_service
+from tests.service import DEVICE, NEEDS_TWO, TRANSPORTS, Service, running_service
 from tests.spine.oracle import Oracle
 from tests.spine.prompts import LENGTHS, ask, random_prompt
 from tests.spine.worker_view import until_idle
@@ -18,6 +18,10 @@ from tests.tiny_families import write_family
 from tests.tiny_model import TEXT
 
 SMOLLM2_LENGTHS = (1, 2, 15, 16, 17, 33, 64, 129, 700)  # the model takes its time
+# A GPU's float32 sums differ in their last digits, so that some keys and values are rounded to the neighbour among
+# numbers of 8 bits. Noise of 3e-6 before the rounding moves the tiny model's best token by up to 0.17, and a quarter of
+# the tokens that it says without 8 bits are farther away than this.
+SLACK_OF_8_BITS = 0.25 if DEVICE == "cuda" else 0.0
 SHIP_ALL = {"router": {"placement": {"local_prefill_tokens": 0}}}
 TOPOLOGIES: dict[str, tuple[int, dict[str, Any]]] = {  # prefill workers, configuration
     "aggregated": (0, {}),
@@ -95,7 +99,7 @@ async def test_answers_with_kv_in_8_bits_equal_those_of_transformers_with_such_a
 ) -> None:
     """Whoever computes a prompt, in whatever chunks."""
     prefill, overrides = TOPOLOGIES[topology := TRANSPORTS[0]]
-    engine, oracle = {"max_batch_tokens": 128, "kv_dtype": "fp8"}, Oracle(tiny_model, kv8=True)
+    engine, oracle = {"max_batch_tokens": 128, "kv_dtype": "fp8"}, Oracle(tiny_model, kv8=True, slack=SLACK_OF_8_BITS)
     async with running_service(tiny_model, prefill, 1, overrides, engine=engine) as service:
         prompts = [random_prompt(length, seed=length) for length in LENGTHS]
         await equal_answers(service, oracle, prompts, max_tokens=24, shipped=prefill > 0, transport=topology)
