@@ -13,9 +13,12 @@ from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from engine.blocks.window_blocks import NOWHERE
 from engine.core.engine import Engine
+from engine.cuda import decode_graphs
 from engine.cuda.cuda_build import build_cuda_runner
 from engine.cuda.cuda_runner import CudaRunner
+from engine.cuda.decode_graphs import DecodeGraphs
 from engine.cuda.mask_buffer import MaskBuffer
+from engine.cuda.prompt_graphs import without_graphs
 from engine.kernels import small_linear
 from engine.model.attention import Caches
 from engine.model.fp8_matrix import F8
@@ -103,6 +106,25 @@ def cuda_runner(
     )
     runner.capture()
     return runner
+
+
+class Replayed:
+    """A GraphRecorder of a device without CUDA graphs."""
+
+    record = staticmethod(without_graphs)
+
+    def __enter__(self) -> "Replayed":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def replay(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes run padded, in the places of a graph's inputs, as on a GPU."""
+    monkeypatch.setattr(decode_graphs, "GraphRecorder", Replayed)
+    runner._logits = torch.full((MAX_RUNNING, len(runner._model.vocabulary)), float("nan"))
+    with torch.inference_mode():
+        runner._graphs = DecodeGraphs(MAX_RUNNING, runner._clear, runner._run_padded)
 
 
 def engine(files: ModelFiles, runner: Runner, num_blocks: int = NUM_BLOCKS, num_window_blocks: int = 0) -> Engine:
@@ -271,6 +293,7 @@ def test_the_device_is_waited_for_after_each_prompt_of_the_warm_up(
     assert done == ["prompt", "wait"] * 4  # of 32 to 256 tokens
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")  # rows of padding hold anything
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_drafts_are_verified_beside_prompts_and_decodes(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,8 +322,17 @@ def test_drafts_are_verified_beside_prompts_and_decodes(
         return pack(batch, shape, sampled)
 
     monkeypatch.setattr(runner._buffer, "pack", watched)
+    if DEVICE.type == "cpu":
+        replay(runner, monkeypatch)
+    replays, replayed = DecodeGraphs.replay, set[bool]()
+
+    def noted(graphs: DecodeGraphs, size: int, *, drafts: bool) -> None:
+        replayed.add(drafts)
+        replays(graphs, size, drafts=drafts)
+
+    monkeypatch.setattr(DecodeGraphs, "replay", noted)
     drafter = Guesses(answer, right=0.7)
     guessed = small_engine(files, runner, NUM_BLOCKS, MAX_BATCH_TOKENS, MAX_RUNNING, drafter, num_window_blocks=places)
     assert run(guessed, sequences(params, seed=1)) == expected
     assert 0 < guessed.speculation.num_accepted < guessed.speculation.num_drafted
-    assert as_rows == {False, True}
+    assert as_rows == replayed == {False, True}
