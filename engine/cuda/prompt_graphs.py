@@ -84,6 +84,8 @@ class PromptGraphs:
             layers[index - 1].after_attention(hidden, self._mixed[:size].flatten(1))
         if index < len(layers):
             layers[index].before_attention(hidden, self._qkv[:size].flatten(1))
+        else:
+            self._model.operations.settle(hidden)
 
 
 def without_graphs(work: Callable[[], None]) -> Callable[[], None]:
