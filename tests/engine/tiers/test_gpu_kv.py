@@ -80,20 +80,30 @@ def test_copies_and_steps_in_any_order_leave_what_they_would_one_by_one(seed: in
     slab.close()
 
 
+def turns(dice: random.Random) -> list[list[int]]:
+    """Prompts of conversations in any order: each goes on from an earlier one, whose end comes back."""
+
+    def tokens(least: int, most: int) -> list[int]:
+        return [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(least, most))]
+
+    talks, prompts = [tokens(40, 80) for _ in range(7)], []
+    for _ in range(60):
+        talk = dice.choice(talks)
+        talk += tokens(1, 20)
+        prompts.append(list(talk))
+    return prompts
+
+
 @pytest.mark.parametrize("family", ["", "gemma3", "gpt-oss"])
 def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path, tmp_path: Path, family: str) -> None:
     model = write_family(tmp_path, family) if family else tiny_model
-    dice = random.Random(7)
-    systems = [[dice.randrange(3, VOCAB_SIZE) for _ in range(70)] for _ in range(5)]
-    prompts = []
-    for _ in range(80):
-        tail = [dice.randrange(3, VOCAB_SIZE) for _ in range(dice.randrange(1, 20))]
-        prompts.append(dice.choice(systems)[: dice.choice((40, 70))] + tail)
+    prompts = turns(random.Random(7))
     engine = EngineConfig(device="cuda", dtype="float32", attention="triton", block_size=16, kv_memory="64MiB")
-    config = ServingConfig(model=str(model), engine=replace(engine, max_model_len=256))
+    few = {"max_model_len": 256, "max_batch_tokens": 256, "max_running": 8}  # so that there are few graphs
+    config = ServingConfig(model=str(model), engine=replace(engine, **few))
     plain = build_engine(config)
     one_block = plain.kv.slab.layout.num_layers * plain.kv.slab.layout.block_bytes
-    small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
+    small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{40 * one_block}")
     tiered = build_engine(replace(config, engine=small))
     try:
         expected = answers(plain.engine, prompts)
