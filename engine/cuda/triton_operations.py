@@ -34,6 +34,7 @@ class TritonOperations:
         self._begun: dict[int, tuple[Tensor, ...]] = {}
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        self._begun.clear()  # of a step that failed
         return embed(token_ids, self._sampled, table)
 
     def linear(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:

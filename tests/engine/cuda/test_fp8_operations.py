@@ -45,3 +45,13 @@ def test_operations_are_as_exact_as_rows_of_8_bits(dtype: torch.dtype, group: in
         error = relative_error(ours, theirs)
         assert error < (3 * TOLERANCE[dtype] if rows <= 2 else 1.5 * F8_ERROR)
         assert (error > 0.01) == (rows > 2)
+
+
+def test_what_a_failed_step_has_left_is_added_to_no_other() -> None:
+    """Whose stream may lie where that of the failed one lay."""
+    operations = TritonOperations(torch.zeros(1, dtype=torch.int32, device=DEVICE))
+    x, norm, table = random(5, SIZE), random(SIZE), random(3, SIZE)
+    expected = operations.norm(x.clone(), norm, EPS)
+    operations.add_linear(x, random(5, SIZE), weight(SIZE, SIZE))
+    operations.embed(torch.zeros(1, dtype=torch.int32, device=DEVICE), table)
+    torch.testing.assert_close(operations.norm(x, norm, EPS), expected)
