@@ -46,7 +46,7 @@ class TritonOperations:
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
     ) -> Tensor:
-        if is_small(hidden):
+        if self._takes_one_pass(hidden):
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
         return _product_of(self._normed(hidden, norm, eps, weight), weight, hidden.dtype, out)
 
@@ -56,7 +56,7 @@ class TritonOperations:
         return _gated_product(_rows_for(gate_up, x), gate_up, x.dtype)
 
     def norm_gated_linear(self, hidden: Tensor, norm: Tensor, eps: float, gate_up: Weight) -> Tensor:
-        if is_small(hidden):
+        if self._takes_one_pass(hidden):
             return small_linear(hidden, gate_up, norm=norm, eps=eps, gated=True)
         return _gated_product(self._normed(hidden, norm, eps, gate_up), gate_up, hidden.dtype)
 
@@ -101,6 +101,11 @@ class TritonOperations:
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
+
+    def _takes_one_pass(self, hidden: Tensor) -> bool:
+        """Whether the norm of `hidden` is computed with the product of it. What was added to `hidden` may come of rows
+        that are too wide for such a pass."""
+        return is_small(hidden) and hidden.data_ptr() not in self._begun
 
     def _parts(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """What the norm of `hidden` adds to it."""
