@@ -17,7 +17,7 @@ from engine.kernels.expert_sum import expert_sum
 from engine.kernels.fp8_linear import MAX_GATED_ROWS, fp8_linear, is_few, num_parts
 from engine.kernels.grouped_linear import SILU, grouped_linear
 from engine.kernels.quantize_rows import QuantizedRows, quantize_rows
-from engine.kernels.rms_norm import quantized_norm, rms_norm
+from engine.kernels.rms_norm import NOTHING, Addition, quantized_norm, rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
 from engine.model.experts import Experts
@@ -31,7 +31,7 @@ class TritonOperations:
     def __init__(self, sampled: Tensor) -> None:
         self._sampled = sampled
         # By address: rows of the stream, and what their next norm adds to them.
-        self._begun: dict[int, tuple[Tensor, ...]] = {}
+        self._begun: dict[int, tuple[Tensor, Addition]] = {}
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         self._begun.clear()  # of a step that failed
@@ -41,7 +41,7 @@ class TritonOperations:
         return small_linear(x, weight, out=out) if is_small(x) else _product(x, weight, out)
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
-        return rms_norm(hidden, weights, eps, (*parts, *self._parts(hidden)))
+        return rms_norm(hidden, weights, eps, Addition(parts) if parts else self._addition(hidden))
 
     def norm_linear(
         self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor | None = None
@@ -66,8 +66,7 @@ class TritonOperations:
         elif isinstance(weight, Tensor):
             hidden.addmm_(x, weight.t())
         else:
-            self.settle(hidden)
-            self._begun[hidden.data_ptr()] = (hidden, *_product_in_parts(x, weight))
+            self._begin(hidden, Addition(_product_in_parts(x, weight)))
 
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(rms_norm(self.linear(x, weight), norm, eps))
@@ -91,13 +90,20 @@ class TritonOperations:
         return expert_sum(_outputs(x, chosen, experts, biased=biased), weights, out)
 
     def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
-        expert_sum(_outputs(x, chosen, experts, biased=True), weights, hidden, add=True)
+        outputs = _outputs(x, chosen, experts, biased=True)
+        if is_small(x):
+            expert_sum(outputs, weights, hidden, add=True)
+        else:
+            self._begin(hidden, Addition((outputs,), weights))
 
     def settle(self, hidden: Tensor) -> None:
         begun, self._begun = self._begun, {}
-        for rows, *parts in begun.values():
-            for part in parts:
-                rows.add_(part)
+        for rows, addition in begun.values():
+            if addition.weights is not None:
+                expert_sum(addition.parts[0], addition.weights, rows, add=True)
+            else:
+                for part in addition.parts:
+                    rows.add_(part)
 
     def pieces(self, rows: Tensor) -> Sequence[Tensor]:
         return (rows,)
@@ -107,15 +113,19 @@ class TritonOperations:
         that are too wide for such a pass."""
         return is_small(hidden) and hidden.data_ptr() not in self._begun
 
-    def _parts(self, hidden: Tensor) -> tuple[Tensor, ...]:
+    def _begin(self, hidden: Tensor, addition: Addition) -> None:
+        self.settle(hidden)
+        self._begun[hidden.data_ptr()] = (hidden, addition)
+
+    def _addition(self, hidden: Tensor) -> Addition:
         """What the norm of `hidden` adds to it."""
-        return self._begun.pop(hidden.data_ptr(), ())[1:]
+        return self._begun.pop(hidden.data_ptr(), (hidden, NOTHING))[1]
 
     def _normed(self, hidden: Tensor, norm: Tensor, eps: float, weight: Weight) -> Tensor | QuantizedRows:
         """The norm of `hidden`, in as many bits as `weight` has."""
-        parts = self._parts(hidden)
+        addition = self._addition(hidden)
         plain = isinstance(weight, Tensor)
-        return rms_norm(hidden, norm, eps, parts) if plain else quantized_norm(hidden, norm, eps, parts)
+        return (rms_norm if plain else quantized_norm)(hidden, norm, eps, addition)
 
 
 def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
@@ -142,7 +152,7 @@ def _product_of(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype
     )
 
 
-def _product_in_parts(x: Tensor, weight: Fp8Matrix) -> Sequence[Tensor]:
+def _product_in_parts(x: Tensor, weight: Fp8Matrix) -> tuple[Tensor, ...]:
     """One part or two whose sum is the product."""
     values, scales = rows = quantize_rows(x.contiguous())
     if num_parts(values, weight) > 1:

@@ -1,4 +1,6 @@
-"""RMS norm of the residual stream, with additions to the stream before it."""
+"""RMS norm of the residual stream, with an addition to the stream before it."""
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -12,42 +14,54 @@ from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
-    """hidden [rows, size], contiguous, normalised over its last dimension and multiplied by weight [size].
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a norm adds to the stream [rows, size] before it: the sum of at most two parts like the stream. With
+    `weights`, float32 [rows, count], there is one part [rows * count, size], and its weighted sum is added."""
 
-    parts: at most two tensors like `hidden`; their sum is first added to `hidden`, in place.
-    """
+    parts: tuple[Tensor, ...] = ()
+    weights: Tensor | None = None
+
+
+NOTHING = Addition()
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float, addition: Addition = NOTHING) -> Tensor:
+    """hidden [rows, size], contiguous, normalised over its last dimension and multiplied by weight [size]. First the
+    addition is made to `hidden`, in place."""
     normed = torch.empty_like(hidden)
-    _launch(hidden, weight, eps, parts, normed, None)
+    _launch(hidden, weight, eps, addition, normed, None)
     return normed
 
 
-def quantized_norm(hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> QuantizedRows:
+def quantized_norm(hidden: Tensor, weight: Tensor, eps: float, addition: Addition = NOTHING) -> QuantizedRows:
     """rms_norm in 8 bits."""
     values = torch.empty_like(hidden, dtype=F8)
     scales = torch.empty(len(hidden), 1, dtype=torch.float32, device=hidden.device)
-    _launch(hidden, weight, eps, parts, values, scales)
+    _launch(hidden, weight, eps, addition, values, scales)
     return QuantizedRows(values, scales)
 
 
 def _launch(
-    hidden: Tensor, weight: Tensor, eps: float, parts: tuple[Tensor, ...], normed: Tensor, scales: Tensor | None
+    hidden: Tensor, weight: Tensor, eps: float, addition: Addition, normed: Tensor, scales: Tensor | None
 ) -> None:
     rows, size = hidden.shape
     block = triton.next_power_of_2(size)
     overlap = dependent_launch(hidden)
+    parts, shares = addition.parts, addition.weights
     first, second = (*parts, hidden, hidden)[:2]
     _rms_norm[(rows,)](
         hidden,
         first,
-        second,
+        second if shares is None else shares,
         weight,
         normed,
         normed if scales is None else scales,
         eps,
         SIZE=size,
         BLOCK=block,
-        PARTS=len(parts),
+        PARTS=len(parts) if shares is None else shares.shape[1],
+        WEIGHTED=shares is not None,
         QUANTIZED=scales is not None,
         MAX=F8_MAX,
         LEAST=LEAST_SCALE,
@@ -70,6 +84,7 @@ def _rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     QUANTIZED: tl.constexpr,
     MAX: tl.constexpr,
     LEAST: tl.constexpr,
@@ -77,17 +92,24 @@ def _rms_norm(
 ):
     if OVERLAP:
         gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    at = row * SIZE + columns
     mask = columns < SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0)
     if OVERLAP:
         gdc_wait()
     values = tl.load(hidden + at, mask=mask, other=0.0).to(tl.float32)
     if PARTS > 0:
-        total = tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
-        if PARTS > 1:
-            total += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            total = tl.zeros((BLOCK,), tl.float32)
+            for place in tl.static_range(PARTS):
+                part = tl.load(first + (row * PARTS + place) * SIZE + columns, mask=mask, other=0.0)
+                total += tl.load(second + row * PARTS + place) * part.to(tl.float32)
+        else:
+            total = tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
+            if PARTS > 1:
+                total += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
         grown = (total + values).to(hidden.dtype.element_ty)
         tl.store(hidden + at, grown, mask=mask)
         values = grown.to(tl.float32)
@@ -95,5 +117,5 @@ def _rms_norm(
     result = values * scale * weights.to(tl.float32)
     if QUANTIZED:
         result, row_scale = quantized(result, MAX, LEAST)
-        tl.store(scales + tl.program_id(0), row_scale)
+        tl.store(scales + row, row_scale)
     tl.store(normed + at, result.to(normed.dtype.element_ty), mask=mask)

@@ -53,7 +53,7 @@ def graphs_of(model: Llama) -> PromptGraphs:
         return PromptGraphs(model, 16, recorder.record)
 
 
-@pytest.mark.parametrize(("family", "fp8"), [("qwen2", False), ("qwen2", True), ("olmo2", True)])
+@pytest.mark.parametrize(("family", "fp8"), [("qwen2", False), ("qwen2", True), ("olmo2", True), ("qwen3moe", False)])
 @torch.inference_mode()
 def test_they_compute_what_the_model_does(tmp_path: Path, family: str, fp8: bool) -> None:
     """Also what a layer leaves to the next one's norm, in the last layer, too."""

@@ -8,7 +8,7 @@ from engine.kernels.expert_sum import expert_sum
 from engine.kernels.fp8_linear import Tiles, fp8_linear
 from engine.kernels.grouped_linear import SILU, SMALL, grouped_linear
 from engine.kernels.quantize_rows import quantize_rows
-from engine.kernels.rms_norm import quantized_norm, rms_norm
+from engine.kernels.rms_norm import Addition, quantized_norm, rms_norm
 from engine.kernels.small_linear import small_linear
 from engine.model import experts as reference
 from engine.model.experts import Experts
@@ -42,7 +42,7 @@ def test_rows_are_rounded_each_with_a_scale_of_its_own(dtype: torch.dtype, rows:
 def test_a_norm_in_8_bits_is_the_norm() -> None:
     x, norm, part = random(5, 96), random(96), random(5, 96)
     expected = rms_norm(x + part, norm, 1e-5)
-    values, scales = quantized_norm(x, norm, 1e-5, (part,))
+    values, scales = quantized_norm(x, norm, 1e-5, Addition((part,)))
     torch.testing.assert_close(scales, quantize_rows(expected).scales)
     assert relative_error(values.float() * scales, expected) < F8_ERROR
 
