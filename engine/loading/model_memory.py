@@ -2,7 +2,7 @@
 
 Invariant: no step runs meanwhile. Tensors and captured CUDA graphs keep their addresses. Levels and tags are vLLM's:
 level 1 keeps the weights in host memory, level 2 drops them and reads them again; both drop the KV. Where host memory
-has no room for the weights, level 1 is level 2.
+has no room for the weights, level 1 is level 2. A copy there is made once, because weights change by updates alone.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class ModelMemory:
         self._weights: MemoryRange | None = source.memory if source is not None else None
         self._slab = slab
         self._asleep: set[str] = set()
-        self._kept = False  # whether `_host` holds the values of the sleeping weights
+        self._kept = False  # since a sleep of level 1, until the values are dropped or replaced: `_host` has them, too
         self._host: torch.Tensor | None = None  # uint8, pinned where there is a GPU; stays from one sleep to the next
 
     @property
@@ -65,7 +65,7 @@ class ModelMemory:
         assert level in LEVELS
         level, freed = self.level_with_room(level), 0
         if self._weights is not None and WEIGHTS not in self._asleep:
-            if level == 1:
+            if level == 1 and not self._kept:
                 self._host = self._host if self._host is not None else _host_copy(self._weights)
                 self._host.copy_(self._weights.bytes())  # in one copy, and waits for it
             self._weights.unmap()
@@ -148,6 +148,7 @@ class ModelMemory:
             self._source.adopt(checkpoint)
             self._kept = False
             return
+        self._kept &= WEIGHTS in self._asleep
         self._source.read(checkpoint)
         self._await_copies()
 
@@ -164,6 +165,7 @@ class ModelMemory:
             raise UnavailableError("the weights sleep: wake them before they are replaced")
         if self._source is None:
             raise ModelError("mock", "has no weights")
+        self._kept &= WEIGHTS in self._asleep
         return self._source
 
     def _wake_weights(self) -> None:

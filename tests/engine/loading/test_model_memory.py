@@ -103,6 +103,24 @@ def test_kept_weights_are_dropped_by_a_deeper_sleep_and_read_again(
     assert loaded.answers() == before
 
 
+def test_weights_are_copied_to_host_memory_again_only_when_they_were_replaced(loaded: Loaded, tmp_path: Path) -> None:
+    before, new = loaded.answers(), Loaded(resolve_model(str(write_tiny_model(tmp_path / "new", seed=1))), FullMemory())
+    loaded.memory.sleep(1)
+    loaded.memory.wake()
+    loaded.weights.memory.bytes().zero_()  # type: ignore[union-attr]
+    loaded.memory.sleep(1)
+    loaded.memory.wake()
+    assert loaded.answers() == before, "of the first sleep"
+    for replace, expected in (
+        (lambda: loaded.memory.read(loaded.memory.opened(new.files.folder)), new.answers()),
+        (lambda: loaded.memory.update(Checkpoint(loaded.files.folder).tensors()), before),
+    ):
+        replace()
+        loaded.memory.sleep(1)
+        loaded.memory.wake()
+        assert loaded.answers() == expected
+
+
 def test_weights_that_have_no_room_in_host_memory_are_read_again_unless_they_cannot_be(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
