@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-LEAST_AWAKE: Final = 10  # times as long as its last wake took: so swaps take a tenth of the time at most
+LEAST_AWAKE: Final = 10  # times as long as its last wake took: so swaps take a tenth of a busy model's time at most
 
 
 class Tenant(Struct, frozen=True):
@@ -23,10 +23,12 @@ class Tenant(Struct, frozen=True):
     idle_s: float = 0.0  # since its last request; 0: it has some in flight
     awake_s: float = 0.0  # since it woke
     wake_took_s: float = 0.0
+    has_served: bool = False  # since it woke
 
     @property
-    def least_awake_s(self) -> float:
-        return LEAST_AWAKE * self.wake_took_s
+    def had_its_turn(self) -> bool:
+        """Whether it has answered all that it woke for, or has been awake for long enough."""
+        return (self.has_served and self.idle_s > 0) or self.awake_s >= LEAST_AWAKE * self.wake_took_s
 
 
 class Swap(Struct, frozen=True):
@@ -53,7 +55,7 @@ def make_room(wanted: Tenant, others: Sequence[Tenant], room: Mapping[str, int])
     chosen: list[Tenant] = []
     for tenant in sorted(able, key=lambda one: (not one.idle_s, one.priority, -one.idle_s)):
         helps = any(lacks.get(place, 0) > 0 for place in tenant.holds)
-        if helps and tenant.awake_s >= tenant.least_awake_s:
+        if helps and tenant.had_its_turn:
             chosen.append(tenant)
             lacks = {place: lack - tenant.holds.get(place, 0) for place, lack in lacks.items()}
     if any(lack > 0 for lack in lacks.values()):

@@ -74,6 +74,11 @@ class ModelWorkers:
         """Seconds since its last request, to a second; 0 while it has some."""
         return 0.0 if self._busy else time.monotonic() - self._used_s
 
+    @property
+    def has_served(self) -> bool:
+        """Whether it has had requests since it woke."""
+        return self._used_s > self._woken_s
+
     async def wake(self) -> None:
         """Wakes all that sleep, and starts those that have died, of being woken too. Raises BatonError when no decode
         worker is ready then."""

@@ -178,6 +178,7 @@ class Sleepers:
             idle_s=model.idle_s,
             awake_s=model.awake_s,
             wake_took_s=model.wake_took_s,
+            has_served=model.has_served,
         )
 
     def _holds(self, model: ModelWorkers) -> Counter[str]:

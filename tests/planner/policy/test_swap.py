@@ -49,6 +49,12 @@ def test_a_model_stays_awake_ten_times_as_long_as_its_wake_took() -> None:
     assert slept(replace(others[0], awake_s=10.0), others[1]) == ("a",)
 
 
+def test_an_idle_one_need_not_stay_awake_once_it_has_served_and_a_busy_one_must() -> None:
+    served = awake("a", 0.2, awake_s=2.0, wake_took_s=1.0, has_served=True)
+    assert slept(served, replace(served, name="b", has_served=False)) == ("a",)
+    assert isinstance(make_room(WANTED, [replace(served, idle_s=0.0), awake("b", sleeps=False)], ROOM), Wait)
+
+
 def test_who_never_sleeps_keeps_its_gpus() -> None:
     assert slept(awake("a", 500, sleeps=False), awake("b")) == ("b",)
     assert isinstance(make_room(WANTED, [awake("a", 500, sleeps=False, gpus=2)], ROOM), Wait)
