@@ -5,12 +5,14 @@
 Simulated time, real decisions: who falls asleep for whom is planner/policy/swap.py, and which GPUs a model gets is
 baton/service/gpu_places.py, as in a live service. People come in sessions: each asks one model, drawn by Zipf's law,
 some ten times, and reads in between. The hours of a working day have different rates, and in bursts several sessions
-begin at once. Steps take what serving.yaml's `step_times` say; falling asleep and waking take what an 8B model took on
-an H200 (results/sleep-8b.json). `--trace` writes the requests of the first seed, a line of JSON each.
+begin at once. Steps take what serving.yaml's `step_times` say; waking takes what an 8B model took on an H200
+(results/sleep-8b.json), and so does falling asleep at level 2: after its first sleep a model's weights are in host
+memory already. With `engine.host_kv_memory` its KV goes there, too. `--trace` writes the requests of the first seed, a
+line of JSON each.
 
 Goal: 95 % of the requests have their first token within planner.targets.ttft_ms, 1.0 s. Exit code 1 when it is missed.
-Beside it stands what the same requests would find if a model could wake on whatever GPUs are free: a worker keeps those
-that it has started on, and waits there for the answers of others.
+Beside it stands what the same requests would find if a model could wake on whatever GPUs are free (a worker keeps those
+that it has started on, and waits there for the answers of others), and without `engine.host_kv_memory`.
 """
 
 import argparse
@@ -45,7 +47,8 @@ MOST_CONTEXT: Final = 16_000  # tokens
 BURSTS, IN_BURST = 0.1, 5  # of ten beginnings one is of so many sessions for one model
 TOKEN_S: Final = 0.006  # of an answer, as its reader expects it
 TIMES: Final = StepTimes()
-SLEEP_S, WAKE_S = 0.36, 0.34
+SLEEP_S, WAKE_S, WAKE_AT_ONCE_S = 0.06, 0.34, 0.66  # at once: the driver clears what others have just given back
+KV_TOKEN_S: Final = 147_456 / 52.6e9  # between an 8B model's GPU and its host memory (results/host-tier-8b.json)
 IDLE_S, LOOK_S, AGAIN_S = 60.0, 1.0, 0.1  # as in a live service
 
 
@@ -66,6 +69,7 @@ class Outcome(Struct, frozen=True):
     p99_s: float
     wakes: int
     anywhere: float  # share in time where a model wakes on any GPUs
+    forgetful: float  # and where KV is gone with each sleep
     alone: float  # and where each model has GPUs of its own
     of_model: dict[str, float]  # share in time
 
@@ -98,33 +102,56 @@ def _session(rng: random.Random, session: int, model: str, at_s: float) -> list[
 
 
 class Model:
-    """One worker. Prompts run one after the other; answers share the steps. A sleep forgets the KV of all sessions."""
+    """One worker. Prompts run one after the other; answers share the steps. `keeps_kv`: a sleep moves the KV of all
+    sessions to host memory, which has room for it; otherwise it forgets them."""
 
-    def __init__(self, name: str, holds: Counter[str]) -> None:
+    def __init__(self, name: str, holds: Counter[str], *, keeps_kv: bool) -> None:
         self.name = name
-        self.is_awake = False
+        self.is_awake = self.is_waking = False
         self.waking: asyncio.Task[None] | None = None
         self._holds = holds
+        self._keeps_kv = keeps_kv
         self._running = 0
-        self._used_s = self.woken_s = -math.inf
-        self._cached: set[int] = set()  # sessions
+        self._was_busy = self._was_used = False  # at the last report, and since then
+        self._used_s = self._woken_s = -math.inf
+        self._wake_took_s = 0.0
+        self._on_device: dict[int, int] = {}  # tokens of each session
+        self._on_host: set[int] = set()
         self._prompts = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def tenant(self, now_s: float) -> Tenant:
-        idle_s = 0.0 if self._running else now_s - self._used_s
-        return Tenant(self.name, self._holds, 0, self.is_awake, True, idle_s, now_s - self.woken_s, WAKE_S)
+        return Tenant(
+            self.name,
+            self._holds,
+            is_awake=self.is_awake or self.is_waking,
+            sleeps=not self.is_waking,
+            idle_s=0.0 if self._was_busy else now_s - self._used_s,
+            awake_s=now_s - self._woken_s,
+            wake_took_s=self._wake_took_s,
+            has_served=self._used_s > self._woken_s,
+        )
+
+    def report(self, now_s: float) -> None:
+        """The policy knows what workers report once a second."""
+        self._was_busy = self._running > 0
+        if self._was_busy or self._was_used:
+            self._used_s = now_s
+        self._was_used = False
 
     async def begin(self, asked: Asked) -> asyncio.Task[None]:
         """Returns with the first token: what is left of the answer."""
         self._running += 1
+        self._was_used = True
         self._idle.clear()
         async with self._prompts:
-            known = asked.context if asked.session in self._cached else 0
+            lowered = asked.context if asked.session in self._on_host else 0
+            known = asked.context if asked.session in self._on_device else lowered
             new = asked.context + asked.tokens_in - known
-            self._cached.add(asked.session)
-            await asyncio.sleep(TIMES.prefill_ms(new, token_pairs(known, new)) / 1e3)
+            self._on_host.discard(asked.session)
+            self._on_device[asked.session] = known + new + asked.tokens_out
+            await asyncio.sleep(lowered * KV_TOKEN_S + TIMES.prefill_ms(new, token_pairs(known, new)) / 1e3)
         return asyncio.create_task(self._go_on(asked))
 
     async def _go_on(self, asked: Asked) -> None:
@@ -132,7 +159,6 @@ class Model:
             step_ms = TIMES.decode_ms(self._running, self._running * (asked.context + asked.tokens_in))
             await asyncio.sleep(asked.tokens_out / 4 * step_ms / 1e3)
         self._running -= 1
-        self._used_s = asyncio.get_running_loop().time()
         if not self._running:
             self._idle.set()
 
@@ -140,23 +166,28 @@ class Model:
         self.is_awake = False  # new requests wait until it wakes again
         await self._idle.wait()
         await asyncio.sleep(SLEEP_S)
-        self._cached.clear()
+        if self._keeps_kv:
+            await asyncio.sleep(KV_TOKEN_S * sum(self._on_device.values()))
+            self._on_host |= self._on_device.keys()
+        self._on_device.clear()
 
-    async def wake(self) -> None:
-        await asyncio.sleep(WAKE_S)
-        self.is_awake, self.woken_s = True, asyncio.get_running_loop().time()
+    async def wake(self, took_s: float) -> None:
+        await asyncio.sleep(took_s)
+        self.is_awake, self.is_waking, self._wake_took_s = True, False, took_s
+        self._used_s = self._woken_s = asyncio.get_running_loop().time()
 
 
 class Team:
-    """As `Sleepers`: one model at a time makes room and wakes. `anywhere`: whatever GPUs a model wakes on."""
+    """As `Sleepers`: one model at a time makes room. `anywhere`: whatever GPUs a model wakes on."""
 
-    def __init__(self, num_gpus: int, *, anywhere: bool) -> None:
+    def __init__(self, num_gpus: int, *, anywhere: bool, keeps_kv: bool) -> None:
         gpus = [str(number) for number in range(num_gpus)]
         places = GpuPlaces(gpus, [], [(size, name) for name, size in SIZES.items()])
-        self.models = {
-            name: Model(name, Counter({"": size} if anywhere else places.next(size, name)[VISIBLE].split(",")))
+        holds = {
+            name: Counter({"": size} if anywhere else places.next(size, name)[VISIBLE].split(","))
             for name, size in SIZES.items()
         }
+        self.models = {name: Model(name, held, keeps_kv=keeps_kv) for name, held in holds.items()}
         self.wakes = 0
         self._room = Counter({"": num_gpus} if anywhere else gpus)
         self._turn = asyncio.Lock()
@@ -180,25 +211,29 @@ class Team:
                 decision = make_room(model.tenant(now_s), others, self._room)
                 if isinstance(decision, Swap):
                     await asyncio.gather(*(self.models[name].sleep() for name in decision.asleep))
-                    await model.wake()
-                    self.wakes += 1
-                    return
+                    model.is_waking = True
+                    break
             await asyncio.sleep(AGAIN_S)
+        await model.wake(WAKE_AT_ONCE_S if decision.asleep else WAKE_S)
+        self.wakes += 1
 
     async def sleep_when_idle(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = asyncio.get_running_loop().time()
             for model in self.models.values():
+                model.report(now_s)
                 if model.is_awake and model.tenant(now_s).idle_s >= IDLE_S:
                     async with self._turn:
                         if model.is_awake and model.tenant(asyncio.get_running_loop().time()).idle_s >= IDLE_S:
                             await model.sleep()
 
 
-async def run(trace: Sequence[Asked], num_gpus: int, *, anywhere: bool = False) -> tuple[list[float], int]:
+async def run(
+    trace: Sequence[Asked], num_gpus: int, *, anywhere: bool = False, keeps_kv: bool = True
+) -> tuple[list[float], int]:
     """The times to first tokens, and how often a model woke."""
-    team = Team(num_gpus, anywhere=anywhere)
+    team = Team(num_gpus, anywhere=anywhere, keeps_kv=keeps_kv)
     watch = asyncio.create_task(team.sleep_when_idle())
 
     async def one(asked: Asked) -> float:
@@ -217,6 +252,7 @@ def outcome(seed: int, trace: Sequence[Asked], num_gpus: int) -> Outcome:
     target_s = TargetsConfig().ttft_ms / 1e3
     ttft_s, wakes = run_simulated(run(trace, num_gpus))
     free_s, _ = run_simulated(run(trace, num_gpus, anywhere=True))
+    forgot_s, _ = run_simulated(run(trace, num_gpus, keeps_kv=False))
     own_s, _ = run_simulated(run(trace, sum(SIZES.values())))
     late = Counter(asked.model for asked, took_s in zip(trace, ttft_s, strict=True) if took_s > target_s)
     asked = Counter(asked.model for asked in trace)
@@ -228,6 +264,7 @@ def outcome(seed: int, trace: Sequence[Asked], num_gpus: int) -> Outcome:
         statistics.quantiles(ttft_s, n=100)[98],
         wakes,
         sum(took_s <= target_s for took_s in free_s) / len(trace),
+        sum(took_s <= target_s for took_s in forgot_s) / len(trace),
         sum(took_s <= target_s for took_s in own_s) / len(trace),
         {name: 1 - late[name] / max(1, asked[name]) for name in SIZES},
     )
@@ -254,6 +291,7 @@ def main() -> None:
     for name, size in SIZES.items():
         table.add_row(f"  {name}, {size} GPU", *(f"{one.of_model[name]:.1%}" for one in outcomes))
     table.add_row("  if it woke on any GPUs", *(f"{one.anywhere:.1%}" for one in outcomes))
+    table.add_row("  without a host tier", *(f"{one.forgetful:.1%}" for one in outcomes))
     table.add_row("  with GPUs of its own", *(f"{one.alone:.1%}" for one in outcomes))
     table.add_row("TTFT p50, p99 in s", *(f"{one.p50_s:.3f}, {one.p99_s:.2f}" for one in outcomes))
     table.add_row("wakes", *(str(one.wakes) for one in outcomes))
