@@ -15,7 +15,7 @@ from engine.blocks.disk_prefixes import DiskPrefixCache
 from engine.blocks.lower_tier import LowerTier
 from engine.blocks.resting import OUTPUT, prompt_kind
 from engine.blocks.tier_traffic import TierTraffic
-from engine.blocks.window_blocks import WindowBlocks
+from engine.blocks.window_blocks import NoWindows, WindowBlocks
 from engine.sequences.moves import Moves
 from engine.sequences.sequence import Sequence, SequenceStatus
 from runtime.errors import UnavailableError
@@ -42,13 +42,13 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         num_slots, num_copies = (one.num_slots if one is not None else 0 for one in (tier, disk))
-        places = [one.num_window_slots if one is not None and num_window_blocks else 0 for one in (tier, disk)]
+        places = [one.num_window_slots if one is not None else 0 for one in (tier, disk)]
         self.cache = DiskPrefixCache(block_size, num_blocks, num_slots, num_copies, (places[0], places[1]))
         self.cache.adopt((copy + self.cache.first_copy, block) for copy, block in found)
-        self.windows: WindowBlocks | None = None
-        moves = Moves()
+        table, moves = self.cache.table, Moves()
+        self.windows: WindowBlocks = NoWindows(block_size, table, moves)
         if num_window_blocks:
-            self.windows = WindowBlocks(num_window_blocks, window, block_size, self.cache.table, moves, num_blocks)
+            self.windows = WindowBlocks(num_window_blocks, window, block_size, table, moves, num_blocks)
         self.tiers = TierTraffic(self.cache, block_size, tier, disk, moves, self.windows)
         self._references = array("i")  # by block id, up to the highest block ever used
         self._returned: list[int] = []  # free blocks that were used before; the last one is reused first
@@ -78,7 +78,7 @@ class BlockManager:
     @property
     def num_at_once(self) -> int:
         """Blocks that running sequences can be given now, with places in all layers."""
-        return self.num_available if self.windows is None else min(self.num_available, self.windows.num_available)
+        return min(self.num_available, self.windows.num_available)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -96,22 +96,19 @@ class BlockManager:
         num_resting = self._num_resting(here)
         if num_new + num_resting + keep_available > self.num_available:
             return False
-        held = range(0)
-        if self.windows is not None:
-            held = self.windows.begins_with(sequence.num_tokens, len(hits), arrives=arrives)
-            if not self.windows.has_room(here, held, keep_available):
-                return False
-            if sequence.prefill_only and not self.windows.can_promise(held):
-                return False
+        held = self.windows.begins_with(sequence.num_tokens, len(hits), arrives=arrives)
+        if not self.windows.has_room(here, held, keep_available):
+            return False
+        if sequence.prefill_only and not self.windows.can_promise(held):
+            return False
         self._share(here, num_resting)
         self.cache.keep(lowered)
-        places = self.tiers.hold_places(hits, held.start)
+        places = self.tiers.hold_places(hits, held)
         # Sorted, blocks that were evicted deepest first form one run of memory again, and are shipped as one.
         # Who has to wait for copies anyway leaves empty blocks to decodes, which would wait behind all these copies.
         new = sorted(self._take(num_new, self.tiers.spare // 2 if num_new > self.num_free else 0))
         sequence.block_table = here + new
-        if self.windows is not None:
-            self.windows.begin(sequence, held)
+        self.windows.begin(sequence, held)
         self.tiers.raise_to(sequence, len(here), lowered, places)
         sequence.moves = self.tiers.moves_of(sequence)
         sequence.num_committed_blocks = len(hits)
@@ -128,22 +125,18 @@ class BlockManager:
             return True
         if num_new > self.num_available:
             return False
-        if self.windows is not None:
-            self.windows.slide(sequence, sequence.num_scheduled_tokens)
-            if num_new > self.windows.num_available:
-                return False
+        self.windows.slide(sequence, sequence.num_scheduled_tokens)
+        if num_new > self.windows.num_available:
+            return False
         new = self._take(num_new)
         sequence.block_table += new
         sequence.moves += self.tiers.moves.of(new)
-        if self.windows is not None:
-            self.windows.reach(sequence, sequence.num_scheduled_tokens, sequence.num_tokens)
+        self.windows.reach(sequence, sequence.num_scheduled_tokens, sequence.num_tokens)
         return True
 
     def reach(self, sequence: Sequence, num_tokens: int, keep_available: int) -> int:
         """How many of its next tokens, which are within its blocks, a sequence can compute in the next step: fewer
         where layers with a window have few places. keep_available: places that others may need soon."""
-        if self.windows is None:
-            return num_tokens
         start = sequence.num_scheduled_tokens
         return self.windows.reach(sequence, start, start + num_tokens, keep_available)
 
@@ -175,8 +168,7 @@ class BlockManager:
             self.cache.raise_to(sequence.block_table[places.stop : first + len(canonical)], lowered)
         self._share(here, self._num_resting(here))
         sequence.block_table[places] = here
-        if self.windows is not None:
-            self.windows.move(sequence, first, own)
+        self.windows.move(sequence, first, own)
         sequence.moves += self.tiers.moves.of(here)
         if sequence.pinned or sequence.num_in_flight_tokens:
             sequence.retired_blocks += own
@@ -193,8 +185,7 @@ class BlockManager:
     def settle(self, sequence: Sequence) -> None:
         """Gives up the copies that the sequence kept for a step. Invariant: no step reads its blocks now."""
         if not sequence.pinned:
-            if self.windows is not None:
-                self.windows.settle(sequence)
+            self.windows.settle(sequence)
             self._drop(sequence.retired_blocks)
             sequence.retired_blocks = []
 
@@ -206,8 +197,7 @@ class BlockManager:
         del self._holders[sequence]
         if sequence.status is SequenceStatus.FINISHED:
             self._follow_hint(sequence)
-        if self.windows is not None:
-            self.windows.end(sequence)
+        self.windows.end(sequence)
         self._drop(sequence.block_table[::-1])
         self._drop(sequence.retired_blocks)
         sequence.block_table = []
@@ -252,9 +242,8 @@ class BlockManager:
     def land(self) -> bool:
         """Books what the tiers have done, and empties blocks before they are needed, so that few steps wait for that.
         Returns whether sequences that wait for the tiers may go on. Called before each step."""
-        if self.windows is not None:
-            self.windows.slide_all()
-            self.windows.spare(self.tiers.spare)
+        self.windows.slide_all()
+        self.windows.spare(self.tiers.spare)
         if 2 * self.num_free < self.tiers.spare:
             self._returned[:0] = self._evict(min(self.tiers.spare - self.num_free, self.num_cached))
         return self.tiers.land()
@@ -282,8 +271,7 @@ class BlockManager:
         blocks = [self.cache.evict() for _ in range(count)]
         if blocks:
             self.tiers.write_behind()
-            if self.windows is not None:
-                self.windows.forget(blocks)
+            self.windows.forget(blocks)
         return blocks
 
     def _num_resting(self, hits: list[int]) -> int:
@@ -305,8 +293,7 @@ class BlockManager:
 
     def _give_back(self, blocks: list[int]) -> None:
         self._returned += blocks
-        if self.windows is not None:
-            self.windows.forget(blocks)
+        self.windows.forget(blocks)
 
     @property
     def holders(self) -> list[Sequence]:
@@ -321,7 +308,7 @@ class BlockManager:
             *self._holder_problems(),
             *self.tiers.check_integrity(self._holders),
             *self._block_problems(held),
-            *(self.windows.check_integrity(set(self._returned)) if self.windows is not None else ()),
+            *self.windows.check_integrity(set(self._returned)),
         ]
 
     def _holder_problems(self) -> Iterator[str]:

@@ -27,10 +27,10 @@ class TierTraffic:
         self,
         cache: DiskPrefixCache,
         block_size: int,
-        tier: LowerTier | None = None,
-        disk: DiskTier | None = None,
-        moves: Moves | None = None,
-        windows: WindowBlocks | None = None,
+        tier: LowerTier | None,
+        disk: DiskTier | None,
+        moves: Moves,
+        windows: WindowBlocks,
     ) -> None:
         """moves: those that `windows` knows."""
         assert disk is None or tier is not None
@@ -40,13 +40,13 @@ class TierTraffic:
         self.spare = tier.spare if tier is not None else 0
         self.compute_s: Callable[[int], float] = lambda num_tokens: inf  # about how long prompt tokens take here
         self.step_s: Callable[[], float] = lambda: 0.0  # how long the last step took
-        self.moves = moves or Moves()
+        self.moves = moves
         self._cache = cache
         self._block_size = block_size
         self._tier = tier
         self._disk = disk
-        self._windows = WindowTraffic(cache, windows, disk) if windows is not None else None
-        if windows is not None and tier is not None:
+        self._windows = WindowTraffic(cache, windows, disk)
+        if tier is not None:
             windows.lower = self._lower_places
         self._wake: Callable[[], object] = lambda: None
         self._is_flushing = False
@@ -69,18 +69,17 @@ class TierTraffic:
         match, first = self._cache.table.match, at_hand // self._block_size
         end = sequence.hash_reusable_blocks(self._block_size)
         following = match(sequence, first, min(first + 1, end))
-        if not following or following[0] >= self._cache.num_blocks:
-            return at_hand
-        if self._windows is not None and not self._windows.usable(following):
+        if not following or following[0] >= self._cache.num_blocks or not self._windows.usable(following):
             return at_hand  # what is behind it was looked at before
         return at_hand + self._num_at_hand(match(sequence, first, end)) * self._block_size
 
     def _num_at_hand(self, hits: list[int]) -> int:
         num_cached = len(self._usable(hits))
-        if self._windows is not None:
-            hits = self._windows.usable(hits, on_disk=True)
-        num_read = len(hits) - num_cached if self._disk is not None else 0
-        return len(hits) if num_read and self._is_sooner(num_read, num_read) else num_cached
+        if self._disk is None:
+            return num_cached
+        num_all = len(self._windows.usable(hits, on_disk=True))
+        num_read = num_all - num_cached
+        return num_all if num_read and self._is_sooner(num_read, num_read) else num_cached
 
     def _usable(self, hits: list[int]) -> list[int]:
         """The hits before the first one that would have to be read from the disk; those of the device alone, when the
@@ -88,11 +87,11 @@ class TierTraffic:
         if self._disk is not None:
             first = num_before(hits, self._cache.first_copy)
             hits = hits[: next((i for i in range(first, len(hits)) if not self._is_in_memory(hits[i])), len(hits))]
-        usable = hits if self._windows is None else self._windows.usable(hits)
+        usable = self._windows.usable(hits)
         if self._tier is not None:
             here, lowered = self._cache.by_home(usable)
             if lowered and self._tier.load_s(len(lowered)) > self.compute_s(len(lowered) * self._block_size):
-                return here if self._windows is None else self._windows.usable(here)
+                return self._windows.usable(here)
         return usable
 
     def _is_in_memory(self, block: int) -> bool:
@@ -100,10 +99,10 @@ class TierTraffic:
 
     # --- between the device and the lower tier ------------------------------------------------------------------------
 
-    def hold_places(self, hits: list[int], first: int) -> dict[int, int]:
-        """Of a hit's blocks from `first` on, those that have no place on the device: number -> place in the lower tier,
-        which is kept until raise_to()."""
-        return {} if self._windows is None else self._windows.hold(hits, first)
+    def hold_places(self, hits: list[int], held: range) -> dict[int, int]:
+        """The hit's blocks in `held` that have no place on the device: number -> place in the lower tier, which is kept
+        until raise_to()."""
+        return self._windows.hold(hits, held)
 
     def raise_to(self, sequence: Sequence, first: int, lowered: list[int], places: dict[int, int]) -> None:
         """Copies kept blocks of lower tiers to the sequence's blocks from `first` on, and kept places to its places."""
@@ -114,8 +113,7 @@ class TierTraffic:
         slots = [slot - self._cache.num_blocks for slot in map(self._cache.content, lowered) if slot is not None]
         targets = blocks + [self._cache.num_blocks + sequence.window_table[at] for at in places]
         self.moves.add(self._tier.load([*slots, *places.values()], targets), targets)
-        if self._windows is not None:
-            self._windows.release(sequence, places)
+        self._windows.release(sequence, places)
         self._cache.raise_to(blocks, lowered)
         self.num_raised += len(blocks)
 
@@ -127,7 +125,6 @@ class TierTraffic:
     def _lower_places(self, blocks: list[int]) -> None:
         """Copies to the lower tier what these blocks, which stay on the device, have in their places."""
         assert self._tier is not None
-        assert self._windows is not None
         if places := self._windows.lower(blocks):
             self.moves.add(self._tier.store(list(places.values()), list(places)), list(places.values()))
 
@@ -153,37 +150,31 @@ class TierTraffic:
         assert not sequence.block_table
         if self._disk is None:
             return False
-        copies, reads = self._cache.copies, self._cache.copies.reads
-        windows = self._windows
+        copies, reads, windows = self._cache.copies, self._cache.copies.reads, self._windows
         num_left = len(self._restoring.get(sequence, set()) & reads.keys())  # without a look at each block
-        if windows is not None:
-            num_left += windows.num_reading(sequence)
+        num_left += windows.num_reading(sequence)
         if num_left:
             return self._is_sooner(0, num_left)
-        hits = self._cache.table.hits(sequence)
-        if windows is not None:
-            hits = windows.usable(hits[: self._num_fetchable(hits)], on_disk=True)
+        hits = windows.usable(self._fetchable(self._cache.table.hits(sequence)), on_disk=True)
         on_disk = hits[num_before(hits, self._cache.first_copy) :]
         missing = [block for block in on_disk if not self._is_in_memory(block)]
-        num_new, num_late = sum(block not in reads for block in missing), len(missing)
-        if windows is not None:
-            num_new, num_late = num_new + windows.num_unread(hits), len(hits) - len(self._usable(hits))
+        num_new = sum(block not in reads for block in missing) + windows.num_unread(hits)
+        num_late = len(hits) - len(self._usable(hits))
         if not num_late or not self._is_sooner(num_new, num_late):
             return False
         self._restoring.setdefault(sequence, set()).update(on_disk)
         for block in on_disk:
             copies.hold(block)
         self._cache.fetch(missing)
-        if windows is not None:
-            windows.fetch(sequence, hits)
+        windows.fetch(sequence, hits)
         self._carry_out()
-        return any(block in reads for block in missing) or (windows is not None and windows.num_reading(sequence) > 0)
+        return any(block in reads for block in missing) or windows.num_reading(sequence) > 0
 
-    def _num_fetchable(self, hits: list[int]) -> int:
-        """How many of a prefix's blocks host memory has room for at once, beside what others wait for."""
-        reads = self._cache.copies.reads
-        away = [at for at, block in enumerate(hits) if block not in reads and not self._is_in_memory(block)]
-        return away[room] if len(away) > (room := self._cache.num_fetchable) else len(hits)
+    def _fetchable(self, hits: list[int]) -> list[int]:
+        """The beginning of a prefix that host memory has room for at once, beside what others wait for."""
+        reads, first = self._cache.copies.reads, num_before(hits, self._cache.first_copy)
+        away = [at for at in range(first, len(hits)) if hits[at] not in reads and not self._is_in_memory(hits[at])]
+        return hits[: away[room]] if len(away) > (room := self._cache.num_fetchable) else hits
 
     def _is_sooner(self, num_new: int, num_blocks: int) -> bool:
         """Whether blocks of the disk, of which some are not being read yet, come sooner than they are computed."""
@@ -197,8 +188,7 @@ class TierTraffic:
         for copy in self._restoring.pop(sequence, ()):
             if not self._is_awaited(copy):
                 self._cache.copies.let_go(copy)
-        if self._windows is not None:
-            self._windows.forgo(sequence)
+        self._windows.forgo(sequence)
 
     def _is_awaited(self, copy: int) -> bool:
         return any(copy in wanted for wanted in self._restoring.values())
@@ -218,7 +208,6 @@ class TierTraffic:
         for one in done:
             copy, written, ok = one
             if copy in self._cache.disk_places.all:
-                assert self._windows is not None
                 self._windows.landed(one)
                 news |= not written
                 continue
@@ -254,17 +243,15 @@ class TierTraffic:
         cache, copies = self._cache, self._cache.copies
         if cache.moved_down:
             assert self._tier is not None
-            slots = [slot - cache.num_blocks for slot in cache.moved_down]
             blocks = list(cache.moved_down.values())
-            self.num_moved_down += len(slots)
-            if self._windows is not None:
-                places = self._windows.lower(blocks)
-                slots, blocks = [*slots, *places], [*blocks, *places.values()]
+            places = self._windows.lower(blocks)
+            slots = [*(slot - cache.num_blocks for slot in cache.moved_down), *places]
+            self.num_moved_down += len(blocks)
+            blocks += places.values()
             self.moves.add(self._tier.store(blocks, slots), blocks)
             cache.moved_down.clear()
         if self._disk is not None:
-            if self._windows is not None:
-                self._windows.write()  # first: a block that is written has its part on the disk
+            self._windows.write()  # first: a block that is written has its part on the disk
             for source, copy, block in copies.to_write:
                 self._disk.write(source - cache.num_blocks, copy - cache.first_copy, block)
             for copy, target, block in copies.to_read:
@@ -330,5 +317,4 @@ class TierTraffic:
         for sequence in self._restoring:
             if sequence in holders:
                 yield f"{sequence} waits for the disk"
-        if self._windows is not None:
-            yield from self._windows.check_integrity()
+        yield from self._windows.check_integrity()

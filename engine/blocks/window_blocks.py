@@ -12,6 +12,7 @@ A copy from a lower tier comes after the steps on their way for that reason (low
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence as Run
 from itertools import chain
+from sys import maxsize
 from typing import Final
 
 from engine.blocks.prefix_table import PrefixTable
@@ -24,7 +25,7 @@ NOWHERE: Final = 0  # the place of blocks that have none: it may be read, and wh
 
 def most_held(window: int, block_size: int) -> int:
     """Blocks in which the last `window` tokens of a sequence can lie. With so many places it can advance."""
-    return -(-(window - 1) // block_size) + 1
+    return min(window, -(-(window - 1) // block_size) + 1)
 
 
 class WindowBlocks:
@@ -96,7 +97,7 @@ class WindowBlocks:
     def has_room(self, hits: list[int], held: range, keep_available: int) -> bool:
         """Whether a sequence can begin with these blocks of its table, and leave so many places available. hits: on
         the device."""
-        num_shared = sum(block in self._users for block in hits[held.start :])
+        num_shared = sum(block in self._users for block in hits[held.start : held.stop])
         return len(held) - num_shared + keep_available <= self.num_available
 
     def can_promise(self, held: range) -> bool:
@@ -251,3 +252,26 @@ class WindowBlocks:
             known = len(sequence.window_table)
             if sequence.window_table != places[:known] or any(places[known:]):
                 yield f"{sequence} has {sequence.window_table} instead of {places}"
+
+
+class NoWindows(WindowBlocks):
+    """A model without such layers: no sequence holds places, and no window table has entries."""
+
+    def __init__(self, block_size: int, table: PrefixTable, moves: Moves) -> None:
+        super().__init__(1, 0, block_size, table, moves, 0)
+
+    @property
+    def num_available(self) -> int:
+        return maxsize
+
+    def begins_with(self, num_tokens: int, num_hits: int, *, arrives: bool) -> range:
+        return range(0)
+
+    def begin(self, sequence: Sequence, held: range) -> None:
+        self._held[sequence] = held
+
+    def slide(self, sequence: Sequence, start: int) -> None:
+        """Does nothing."""
+
+    def reach(self, sequence: Sequence, start: int, end: int, keep_available: int = 0) -> int:
+        return end - start

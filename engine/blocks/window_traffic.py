@@ -53,10 +53,10 @@ class WindowTraffic:
                     self._lowered.append(sequence_hash)
         return copies
 
-    def hold(self, hits: list[int], first: int) -> dict[int, int]:
+    def hold(self, hits: list[int], held: range) -> dict[int, int]:
         """See TierTraffic.hold_places()."""
         hashes = self._cache.table.sequence_hashes
-        missing = [at for at in range(first, len(hits)) if self._windows.id_of(hits[at]) is None]
+        missing = [at for at in held if at < len(hits) and self._windows.id_of(hits[at]) is None]
         return {at: self._host_places.hold(hashes[hits[at]]) for at in missing}
 
     def release(self, sequence: Sequence, held: dict[int, int]) -> None:

@@ -83,7 +83,7 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
         loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=True)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
-    form = "" if manager.windows is None else "two groups"
+    form = "two groups" if loaded.slab.layout.window_layers else ""
     kv = SharedKv(engine, loaded.slab, loaded.sender, loaded.other_slabs, form=form)
     make_loop = functools.partial(EngineLoop, engine)
     return _assembled(files, config, engine, memory, make_loop, loaded.slab, kv, loaded.close)

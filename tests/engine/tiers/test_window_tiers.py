@@ -34,7 +34,7 @@ def test_conversations_come_back_from_host_memory_and_disk_as_if_they_had_never_
     expected = []
     for life in range(2):
         with worker(model, None, ranks=ranks) as plain:
-            assert plain.engine.block_manager.windows is not None
+            assert plain.assembly.kv.slab.layout.window_layers
             expected.append(chat(plain, life))
     for life in (0, 1, 0):
         with worker(model, folder, num_host=40, num_disk=400, ranks=ranks) as one:
