@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from engine.blocks.lower_tier import LowerTier
-from engine.tiers.slot_layout import SlotLayout
+from engine.tiers.slot_layout import SlotLayout, bytes_of_slots
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, parse_bytes
 from runtime.device.available_memory import available_bytes
@@ -78,18 +78,18 @@ class HostKv:
 def host_kv(slab: Slab, config: EngineConfig, ranks: int) -> HostTier | None:
     """Takes the host tier's memory as configured; None for 0. ranks: the number of ranks of all workers of this
     machine, which share its memory. Raises ConfigError."""
-    text = config.host_kv_memory.strip()
+    text, least = config.host_kv_memory.strip(), bytes_of_slots(slab.layout, 1)
     if text == "auto":
         nbytes = min(AUTO_FACTOR * slab.layout.nbytes, available_bytes() // 2 // ranks)
-        if nbytes < slot_bytes(slab):
-            log.warning("no host tier: too little memory is free", bytes=nbytes, block_bytes=slot_bytes(slab))
+        if nbytes < least:
+            log.warning("no host tier: too little memory is free", bytes=nbytes, block_bytes=least)
             return None
     else:
         nbytes = parse_bytes(text, KEY)
     if nbytes == 0:
         return None
-    if nbytes < slot_bytes(slab):
-        raise ConfigError(KEY, f"{text} is less than one KV block, {slot_bytes(slab)} bytes: 0 turns it off")
+    if nbytes < least:
+        raise ConfigError(KEY, f"{text} is less than one KV block, {least} bytes: 0 turns it off")
     try:
         return tier_of(slab, nbytes)
     except (UnavailableError, MemoryError) as error:
@@ -103,8 +103,3 @@ def tier_of(slab: Slab, nbytes: int) -> HostTier:
     from engine.tiers.gpu_kv import GpuHostKv  # here: torch and cuda-bindings are there only where a GPU is
 
     return GpuHostKv(slab, nbytes)
-
-
-def slot_bytes(slab: Slab) -> int:
-    """Bytes of one block in all layers."""
-    return slab.layout.num_layers * slab.layout.block_bytes

@@ -17,7 +17,8 @@ from engine.ranks.rank_commands import ComeAfter, TierCommand
 from engine.ranks.ranked_tier import RankedMove, RankedTier, RankTier
 from engine.ranks.ranks import Ranks
 from engine.sequences.moves import BEFORE_STEP, Move
-from engine.tiers.host_kv import HostTier, slot_bytes, tier_of
+from engine.tiers.host_kv import HostTier, tier_of
+from engine.tiers.slot_layout import bytes_of_slots
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from runtime.errors import UnavailableError
@@ -128,7 +129,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     first = Rank(monkeypatch, request.param)
     second = Rank(monkeypatch, request.param, first.gpu)
     ranks = [first, second]
-    own = tier_of(first.slab, NUM_SLOTS * slot_bytes(first.slab))
+    own = tier_of(first.slab, bytes_of_slots(LAYOUT, NUM_SLOTS))
     other = OtherRank(second)
     tier = RankedTier(own, cast(Ranks, other))
     assert (tier.num_slots, tier.spare) == (NUM_SLOTS, own.spare)

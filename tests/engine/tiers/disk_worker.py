@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from engine.core.engine import Engine
 from engine.sequences.sequence import Sequence
-from engine.tiers.host_kv import slot_bytes
 from runtime.config.serving import DiskKvConfig, EngineConfig, ServingConfig
 from tests.engine.kv_oracle import make_sequence
 from tests.tiny_model import VOCAB_SIZE
@@ -39,7 +38,8 @@ class Worker:
     ) -> None:
         plain = EngineConfig(device="cpu", threads=1, kv_memory="4MiB")
         probe = build_engine(ServingConfig(model=str(model), engine=plain))
-        one_block = slot_bytes(probe.kv.slab) // ranks
+        layout = probe.kv.slab.layout
+        one_block = layout.num_layers * layout.block_bytes // ranks
         probe.close()
         engine = replace(plain, kv_memory=str(20 * one_block), tensor_parallel=ranks)
         if folder is not None:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from engine.core.engine import Engine
 from engine.tiers import host_kv as module
-from engine.tiers.host_kv import HostKv, host_kv, slot_bytes
+from engine.tiers.host_kv import HostKv, host_kv
+from engine.tiers.slot_layout import bytes_of_slots
 from kvtransfer.slab.layout import SlabLayout
 from kvtransfer.slab.slab import Slab
 from runtime.config.serving import EngineConfig, ServingConfig
@@ -20,6 +21,8 @@ from tests.tiny_model import VOCAB_SIZE
 from worker.engines.own import build_engine
 
 LAYOUT = SlabLayout(3, 6, 2, 4, 8, "float32")
+IN_TWO_GROUPS = SlabLayout(3, 7, 2, 4, 8, "float32", frozenset({0, 2}), 3)
+SLOT_BYTES = LAYOUT.nbytes // LAYOUT.num_blocks
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def content(slab: Slab, block: int) -> list[bytes]:
 
 
 def test_a_slot_gives_back_the_bytes_of_all_layers_to_any_block(slab: Slab) -> None:
-    tier = HostKv(slab, 2 * slot_bytes(slab))
+    tier = HostKv(slab, 2 * SLOT_BYTES)
     first, second, untouched = (content(slab, block) for block in (5, 0, 3))
     tier.store([5, 0], [1, 0])
     slab.buffer[: LAYOUT.offset(0, 1)] = bytes(LAYOUT.offset(0, 1))
@@ -46,7 +49,7 @@ def test_a_slot_gives_back_the_bytes_of_all_layers_to_any_block(slab: Slab) -> N
 
 
 def test_slots_outlive_a_sleep_of_the_slab(slab: Slab) -> None:
-    tier = HostKv(slab, slot_bytes(slab))
+    tier = HostKv(slab, SLOT_BYTES)
     kept = content(slab, 4)
     tier.store([4], [0])
     slab.suspend()
@@ -64,7 +67,7 @@ def test_memory_is_given_in_whole_blocks(slab: Slab, text: str, slots: int | Non
 
 
 def test_auto_leaves_half_of_what_a_container_may_still_take(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_bytes", lambda: 14 * slot_bytes(slab) + 1)
+    monkeypatch.setattr(module, "available_bytes", lambda: 14 * SLOT_BYTES + 1)
     for ranks, slots in ((1, 7), (2, 3)):
         tier = host_kv(slab, EngineConfig(host_kv_memory="auto"), ranks)
         assert tier is not None
@@ -72,16 +75,20 @@ def test_auto_leaves_half_of_what_a_container_may_still_take(slab: Slab, monkeyp
 
 
 def test_auto_is_no_tier_where_no_block_has_room(slab: Slab, monkeypatch: pytest.MonkeyPatch) -> None:
-    for nbytes in (0, 2 * slot_bytes(slab) - 1):
+    for nbytes in (0, 2 * SLOT_BYTES - 1):
         monkeypatch.setattr(module, "available_bytes", lambda nbytes=nbytes: nbytes)
         assert host_kv(slab, EngineConfig(host_kv_memory="auto"), ranks=1) is None
 
 
-def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(slab: Slab) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"engine\.host_kv_memory: 5 B is less than one KV block, {slot_bytes(slab)}"
-    ):
-        host_kv(slab, EngineConfig(host_kv_memory="5 B"), ranks=1)
+@pytest.mark.parametrize("layout", [LAYOUT, IN_TWO_GROUPS])
+def test_what_has_no_room_for_a_block_is_refused_with_the_size_of_one(layout: SlabLayout) -> None:
+    least = bytes_of_slots(layout, 1)
+    tier = host_kv(Slab(layout), EngineConfig(host_kv_memory=f"{least}"), ranks=1)
+    assert tier is not None
+    assert tier.num_slots == 1
+    refused = rf"engine\.host_kv_memory: {least - 1} is less than one KV block, {least} bytes"
+    with pytest.raises(ConfigError, match=refused):
+        host_kv(Slab(layout), EngineConfig(host_kv_memory=f"{least - 1}"), ranks=1)
 
 
 def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
@@ -119,7 +126,7 @@ def test_answers_are_those_of_an_engine_without_a_tier(tiny_model: Path) -> None
     prompts = conversations()
     config = ServingConfig(model=str(tiny_model), engine=EngineConfig(device="cpu", threads=1, kv_memory="1GiB"))
     plain = build_engine(config)
-    one_block = slot_bytes(plain.kv.slab)
+    one_block = bytes_of_slots(plain.kv.slab.layout, 1)
     small = replace(config.engine, kv_memory=f"{20 * one_block}", host_kv_memory=f"{16 * one_block}")
     tiered = build_engine(replace(config, engine=small))
     try:
