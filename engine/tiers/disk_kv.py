@@ -184,15 +184,13 @@ def disk_kv(
         return None, []
     ranks = config.tensor_parallel
     folder = Path(config.disk_kv.folder) / fingerprint(layout, model_hash, ranks)
-    nbytes, windows = parse_bytes(config.disk_kv.size, KEY), None
     per_slot, per_window = (
         slot_bytes(size, layout.block_size, ranks) for size in (host.slot_bytes, host.window_slot_bytes)
     )
-    if layout.window_layers:  # in the slab's proportion
-        whole = layout.num_blocks * per_slot + layout.num_window_blocks * per_window
-        nbytes = nbytes * layout.num_blocks // whole * per_slot
+    whole = layout.num_blocks * per_slot + layout.num_window_blocks * per_window  # what all of the slab takes
+    num_slots, windows = parse_bytes(config.disk_kv.size, KEY) * layout.num_blocks // whole, None
     try:
-        files = BlockFiles(folder, nbytes, host.slot_bytes, layout.block_size, ranks)
+        files = BlockFiles(folder, num_slots * per_slot, host.slot_bytes, layout.block_size, ranks)
         found = files.found()
         if layout.window_layers:
             windows = window_files(files.folder, files.num_slots, host, layout, 0, ranks)
@@ -201,7 +199,8 @@ def disk_kv(
         log.warning("no disk tier for KV blocks", folder=str(folder), error=str(error))
         return None, []
     if not files.num_slots:
-        raise ConfigError(f"{KEY}.size", f"{config.disk_kv.size} has no room for a KV block, {per_slot} bytes")
+        least = -(-whole // layout.num_blocks)
+        raise ConfigError(f"{KEY}.size", f"{config.disk_kv.size} has no room for a KV block, {least} bytes")
     log.info("disk tier for KV blocks", folder=str(files.folder), slots=files.num_slots, found=len(found))
     return DiskKv(host, files, windows=windows), found
 
