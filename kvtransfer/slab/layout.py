@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlabLayout:
     """A slab is one contiguous array `[layers, blocks, kv_heads, 2 (K, V), block_size, head_dim]`.
 
@@ -61,14 +63,18 @@ class SlabLayout:
 
     @property
     def nbytes(self) -> int:
-        return self.offset(self.num_layers, 0)
+        return self._starts[-1]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first byte of each layer, and the one behind the last layer."""
+        sizes = (len(self.layer_blocks(layer)) * self.block_bytes for layer in range(self.num_layers))
+        return [0, *accumulate(sizes)]
 
     def offset(self, layer: int, block: int, head: int = 0) -> int:
         """First byte of a head of a block in a layer."""
-        num_sliding = sum(one < layer for one in self.window_layers)
-        before = (layer - num_sliding) * self.num_blocks + num_sliding * self.num_window_blocks
-        first = self.num_blocks if layer in self.window_layers else 0
-        return (before + block - first) * self.block_bytes + head * self.head_bytes
+        start = self._starts[layer] + (block - self.layer_blocks(layer).start) * self.block_bytes
+        return start + head * self.head_bytes
 
     def nbytes_of(self, blocks: Sequence[int]) -> int:
         """Bytes of these blocks, each in all layers that have it."""
