@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
-from engine.blocks.block_manager import BlockManager
+from benchmarks.shapes import blocks_of
 from engine.core.engine import Engine
 from engine.drafts.ngrams import NgramDrafter
 from engine.loading.loaded_model import LoadedModel, load_model
@@ -103,10 +103,9 @@ class Run(NamedTuple):
 
 def engine_of(files: ModelFiles, model: LoadedModel, *, drafts: bool) -> Engine:
     """Engines take turns with the model and its slab."""
-    manager = BlockManager(model.slab.layout.num_blocks, model.slab.layout.block_size)
     return Engine(
         model.runner,
-        manager,
+        blocks_of(model.slab.layout, files.config),
         max_batch_tokens=2048,
         max_running=64,
         eos_token_ids=files.eos_token_ids,

@@ -24,8 +24,7 @@ from baton.bench.workload import NANO_VLLM_BENCH, random_ids
 from baton_proto.sampling import SamplingParams
 from benchmarks.kernel_profile import profile_steps
 from benchmarks.machine import describe, measure_ceilings, seconds_since_process_start, write_result
-from benchmarks.shapes import SHAPES
-from engine.blocks.block_manager import BlockManager
+from benchmarks.shapes import SHAPES, blocks_of
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import GpuEngine, build_on_gpu
 from engine.cuda.cuda_runner import CudaStep
@@ -82,12 +81,12 @@ class TimedStep:
 
 class Bench:
     def __init__(self, gpu: GpuEngine, arguments: argparse.Namespace) -> None:
-        layout = gpu.slab.layout
-        self.vocab_size = SHAPES[arguments.model].vocab_size
+        model = SHAPES[arguments.model]
+        self.vocab_size = model.vocab_size
         self.clock = HostClock(gpu.runner)
         self.engine = Engine(
             self.clock,
-            BlockManager(layout.num_blocks, layout.block_size),
+            blocks_of(gpu.slab.layout, model),
             max_batch_tokens=arguments.max_batch_tokens,
             max_running=arguments.max_running,
             eos_token_ids=frozenset(),

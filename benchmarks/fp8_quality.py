@@ -23,7 +23,7 @@ from torch import Tensor
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
-from engine.blocks.block_manager import BlockManager
+from benchmarks.shapes import blocks_of
 from engine.core.engine import Engine
 from engine.loading.loaded_model import load_model
 from engine.model.fp8_matrix import Weight, dense, rounded
@@ -62,7 +62,7 @@ def engine_of(files: ModelFiles, name: str, device: str) -> Engine:
     if name == ROUNDED:
         for layer in model.runner._model.layers:  # type: ignore[attr-defined]
             layer.operations = RoundedRows()
-    manager = BlockManager(model.slab.layout.num_blocks, model.slab.layout.block_size)
+    manager = blocks_of(model.slab.layout, files.config)
     return Engine(model.runner, manager, max_batch_tokens=WINDOW, max_running=64, eos_token_ids=frozenset())
 
 

@@ -25,8 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
-from benchmarks.shapes import SHAPES
-from engine.blocks.block_manager import BlockManager
+from benchmarks.shapes import SHAPES, blocks_of
 from engine.core.engine import Engine
 from engine.loading.loaded_model import load_model
 from engine.model.random_weights import RandomWeights
@@ -168,32 +167,31 @@ def build(folder: Path, options: argparse.Namespace) -> Decodes:
     if options.model == "tiny":
         torch.set_num_threads(1)
         files = resolve_model(str(write_tiny_model(folder, vocab_size=2000)))
-        vocab_size, num_blocks, block_size = 2000, 4096, 16
-        memory = EngineConfig(device="cpu", kv_memory="256MiB", block_size=block_size)
-        runner: Runner = load_model(files, memory).runner
+        loaded = load_model(files, EngineConfig(device="cpu", kv_memory="256MiB", block_size=16))
+        config, slab = files.config, loaded.slab
+        runner: Runner = loaded.runner
     else:
         from engine.cuda.cuda_build import build_on_gpu
         from engine.runners.auto import flash_is_available
 
-        config, device, block_size = SHAPES[options.model], torch.device("cuda", 0), 64
+        config, device = SHAPES[options.model], torch.device("cuda", 0)
         gpu = build_on_gpu(
             config,
             RandomWeights(Shard(config, 0, 1), torch.bfloat16, memory_of(device)),
             frozenset(),
             kv_dtype="bfloat16",
-            block_size=block_size,
+            block_size=64,
             kv_bytes=None,
             max_batch_tokens=16384,
             max_running=options.rows,
             max_model_len=config.max_position,
             flash=flash_is_available(device, torch.bfloat16),
         )
-        runner, vocab_size, num_blocks = gpu.runner, config.vocab_size, gpu.slab.layout.num_blocks
-    end = write_vocabulary(folder, vocab_size)
-    clock = HostClock(runner)
-    manager = BlockManager(num_blocks, block_size)
+        runner, slab = gpu.runner, gpu.slab
+    end = write_vocabulary(folder, config.vocab_size)
+    clock, manager = HostClock(runner), blocks_of(slab.layout, config)
     engine = Engine(clock, manager, max_batch_tokens=16384, max_running=options.rows, eos_token_ids=frozenset((end,)))
-    return Decodes(engine, clock, GrammarCompiler(folder, vocab_size, [end]), options)
+    return Decodes(engine, clock, GrammarCompiler(folder, config.vocab_size, [end]), options)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from baton_proto.sampling import SamplingParams
 from benchmarks.disk_restart import plain_s
 from benchmarks.machine import describe, write_result
 from benchmarks.random_model import write_config
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import PLAIN, SHAPES
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.cuda.cuda_build import GpuEngine, build_on_gpu
@@ -302,7 +302,7 @@ def drop_page_cache(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=SHAPES, default="8b")
+    parser.add_argument("--model", choices=PLAIN, default="8b")
     parser.add_argument("--disk", type=Path, help="a folder for the disk tier; without it that is left out")
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM, to measure beside")
     parser.add_argument("--json", type=Path)

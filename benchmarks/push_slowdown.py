@@ -26,7 +26,7 @@ from rich.table import Table
 
 from baton_proto.sampling import SamplingParams
 from benchmarks.machine import describe, write_result
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import PLAIN, SHAPES
 from engine.blocks.block_manager import BlockManager
 from engine.core.engine import Engine
 from engine.loading.loaded_model import LoadedModel, load_model
@@ -198,7 +198,7 @@ def measure(model: LoadedModel, config: EngineConfig, pipe: Connection, argument
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=[*SHAPES, "tiny"], default="8b")
+    parser.add_argument("--model", choices=[*PLAIN, "tiny"], default="8b")
     parser.add_argument(
         "--prompts", type=lambda text: [int(part) for part in text.split(",")], default=[1024, 8192, 32768]
     )

@@ -39,7 +39,7 @@ from baton_proto.generated import inference_pb2 as pb
 from baton_proto.sampling import SamplingParams
 from benchmarks.frontend.load_client import END_OF_BODY
 from benchmarks.machine import describe, write_result
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import SHAPES, blocks_of
 from benchmarks.whole.servers import running
 from runtime.calls.router import Client
 from runtime.checkpoint.model_files import SMOLLM2, resolve_model
@@ -85,7 +85,6 @@ def all_work(arguments: argparse.Namespace) -> list[Work]:
 def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     """Tokens per second of the engine alone, with as many requests at a time as the service gets."""
     # Here, because torch takes seconds to import, and each client is a process that imports this file.
-    from engine.blocks.block_manager import BlockManager
     from engine.core.engine import Engine
     from engine.loading.loaded_model import load_model
     from engine.sequences.sequence import Sequence
@@ -93,10 +92,9 @@ def run_engine(folder: str, arguments: argparse.Namespace) -> float:
     config = serving_config(folder, arguments).engine
     files = resolve_model(folder, progress=False)
     loaded = load_model(files, config)
-    layout = loaded.slab.layout
     engine = Engine(
         loaded.runner,
-        BlockManager(layout.num_blocks, layout.block_size),
+        blocks_of(loaded.slab.layout, files.config),
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         eos_token_ids=files.eos_token_ids,

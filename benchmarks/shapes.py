@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from engine.blocks.block_manager import BlockManager
+from kvtransfer.slab.layout import SlabLayout
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.rope_config import Rope
 
@@ -91,6 +93,14 @@ SHAPES = {
 }
 """Qwen3-0.6B, Qwen3-8B, SmolLM2-135M, Qwen3-30B-A3B, gpt-oss-20b (with the rope of its first 4,096 positions) and
 Gemma-3-4B (without the scaling of its rope)"""
+
+PLAIN = [name for name, shape in SHAPES.items() if not shape.windows]  # all layers see everything
+
+
+def blocks_of(layout: SlabLayout, model: ModelConfig) -> BlockManager:
+    """The blocks of a slab on the device alone."""
+    window = max(model.windows, default=0)
+    return BlockManager(layout.num_blocks, layout.block_size, window=window, num_window_blocks=layout.num_window_blocks)
 
 
 def sizes_of(shape: ModelConfig) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def main() -> None:
 
 
 def answers(files: ModelFiles, loaded: LoadedModel) -> dict[str, list[int]]:
-    return run(small_engine(files, loaded.runner, 256, 512, 16), sequences(PARAMS, seed=5))
+    places = loaded.slab.layout.num_window_blocks
+    return run(small_engine(files, loaded.runner, 256, 512, 16, num_window_blocks=places), sequences(PARAMS, seed=5))
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -130,12 +130,11 @@ def build_on_gpu(
     gpu_share: int = 1,
     memory_share: float = 0.97,
     collective: Collective | None = None,
-    two_groups: bool = False,
 ) -> GpuEngine:
     """Loads the model, allocates the KV slab and captures graphs. The slab takes `kv_bytes`, or, when None, the memory
     that the largest step leaves. All ranks call it together and get as many blocks as the rank with the least room has.
 
-    gpu_share: number of processes that share the device, each with an equal part. two_groups: see cache_groups.py.
+    gpu_share: number of processes that share the device, each with an equal part.
     memory_share: part of the device's memory that may be in use, whoever uses it.
 
     Raises ModelError, and ConfigError when there is no room for one KV block, or for `kv_bytes`.
@@ -165,8 +164,8 @@ def build_on_gpu(
     if num_blocks < 1:
         problem = f"{max(room, 0) >> 20} MiB are left beside the weights and a step, which takes {peak >> 20} MiB"
         raise ConfigError("engine.kv_memory", f"{problem}; a block takes {one_block.nbytes / 2**20:.1f} MiB")
-    layout = dataclasses.replace(one_block, num_blocks=num_blocks)
-    layout = in_two_groups(layout, config, max_running, max_batch_tokens, max_model_len) if two_groups else layout
+    one_group = dataclasses.replace(one_block, num_blocks=num_blocks)
+    layout = in_two_groups(one_group, config, max_running, max_batch_tokens, max_model_len)
     slab = Slab(layout, driver)
     runner.attach(slab.layers)
     probe.close()

@@ -71,12 +71,10 @@ def load_model(
     collective: Collective | None = None,
     *,
     random_weights: bool = False,
-    two_groups: bool = False,
 ) -> LoadedModel:
     """Loads the model as configured; with `collective`, this rank's part of it. Raises ConfigError or ModelError.
 
-    random_weights: for measurements on a GPU; the folder of `files` is not read. two_groups: layers with a window may
-    have fewer blocks; see engine/runners/cache_groups.py.
+    random_weights: for measurements on a GPU; the folder of `files` is not read.
     """
     device = resolve_device(config)
     dtype = getattr(torch, dtype_name(files.config.dtype, config, device))
@@ -92,7 +90,7 @@ def load_model(
         if shard.rank == 0:
             weights.start_hashing()
     if attention == "torch":
-        slab = Slab(slab_layout(files, config, collective, two_groups=two_groups), driver)
+        slab = Slab(slab_layout(files, config, collective), driver)
         runner = build_runner(files, config, slab.layers, weights, collective)
         return LoadedModel(runner, slab, ModelMemory(weights, slab), dtype, collective)
     from engine.cuda.cuda_build import build_on_gpu  # here: Triton is installed only where there is a GPU
@@ -111,7 +109,6 @@ def load_model(
         max_model_len=min(files.max_position, config.max_model_len or files.max_position),
         flash=attention == "flash",
         collective=collective,
-        two_groups=two_groups,
     )
     memory = ModelMemory(weights, gpu.slab)
     return LoadedModel(gpu.runner, gpu.slab, memory, dtype, collective)

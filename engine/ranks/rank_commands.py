@@ -26,7 +26,6 @@ class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
     model: ModelConfig
     eos_token_ids: frozenset[int]
     config: EngineConfig
-    two_groups: bool = False  # of layers; see engine/runners/cache_groups.py
 
 
 class OpenSender(msgspec.Struct, frozen=True, tag="open_sender", array_like=True):

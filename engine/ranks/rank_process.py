@@ -116,7 +116,7 @@ def load_part(load: Load, rank: int) -> LoadedModel:
 
         torch.cuda.set_device(rank)
     collective = Collective(Path(load.meeting), rank, load.config.tensor_parallel, device)
-    return load_model(files, load.config, collective, random_weights=load.folder is None, two_groups=load.two_groups)
+    return load_model(files, load.config, collective, random_weights=load.folder is None)
 
 
 if __name__ == "__main__":

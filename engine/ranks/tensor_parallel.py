@@ -204,7 +204,6 @@ def load_tensor_parallel(
     on_lost: Callable[[RankLostError], None] = end_process,
     *,
     random_weights: bool = False,
-    two_groups: bool = False,
 ) -> TensorParallelModel:
     """Loads the model on `config.tensor_parallel` ranks, of which this process is rank 0. Raises ConfigError,
     ModelError, and RankLostError when a rank ends meanwhile and `on_lost` returns."""
@@ -217,9 +216,9 @@ def load_tensor_parallel(
     ranks = Ranks(size, on_lost)
     try:
         folder = None if random_weights else str(files.folder)
-        load = ranks.tell(Load(str(ranks.meeting), folder, files.config, files.eos_token_ids, config, two_groups))
+        load = ranks.tell(Load(str(ranks.meeting), folder, files.config, files.eos_token_ids, config))
         ranks.collective = Collective(ranks.meeting, 0, size, device)
-        own = load_model(files, config, ranks.collective, random_weights=random_weights, two_groups=two_groups)
+        own = load_model(files, config, ranks.collective, random_weights=random_weights)
         ranks.wait_done(load, LOAD_TIMEOUT_S)
     except BaseException as error:
         lost = ranks.dead() if isinstance(error, Exception) and not isinstance(error, BatonError) else None

@@ -112,11 +112,9 @@ class ModelRunner:
         return torch.tensor(values, dtype=torch.int64, device=self._caches[0].device)
 
 
-def slab_layout(
-    files: ModelFiles, config: EngineConfig, collective: Collective | None = None, *, two_groups: bool = False
-) -> SlabLayout:
-    """The largest KV slab of this rank that fits into `engine.kv_memory`, without measuring memory. two_groups: see
-    cache_groups.py. Raises ConfigError when it has no block."""
+def slab_layout(files: ModelFiles, config: EngineConfig, collective: Collective | None = None) -> SlabLayout:
+    """The largest KV slab of this rank that fits into `engine.kv_memory`, without measuring memory. Raises ConfigError
+    when it has no block."""
     model = own_shard(files.config, collective).config
     device = resolve_device(config)
     one_block = SlabLayout(
@@ -131,9 +129,9 @@ def slab_layout(
     if memory < one_block.nbytes:
         problem = f"{config.kv_memory} is less than one KV block of {files.name}, {one_block.nbytes} bytes"
         raise ConfigError("engine.kv_memory", problem)
-    layout = dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
+    one_group = dataclasses.replace(one_block, num_blocks=memory // one_block.nbytes)
     longest = config.max_model_len or files.max_position
-    return in_two_groups(layout, model, config.max_running, config.max_batch_tokens, longest) if two_groups else layout
+    return in_two_groups(one_group, model, config.max_running, config.max_batch_tokens, longest)
 
 
 def build_runner(

@@ -6,23 +6,26 @@ import torch
 
 from baton_proto.sampling import SamplingParams
 from engine.model.weights import Weights
-from engine.runners.torch_runner import build_runner, slab_layout
+from engine.runners.torch_runner import build_runner
 from engine.sequences.batch import Batch, SampledToken, ScheduledSequence
 from engine.sequences.sequence import Sequence
 from runtime.checkpoint.model_files import ModelFiles
 from runtime.config.serving import EngineConfig
 
+NUM_BLOCKS = 128
 STALE = 3.0  # what unwritten slots of the slab hold
 
 
 class RunnerBench:
+    """All layers have the same blocks, also those with a window."""
+
     def __init__(self, files: ModelFiles, config: EngineConfig) -> None:
-        layout = slab_layout(files, config)
-        self.slab = torch.full(layout.shape, STALE, dtype=getattr(torch, layout.dtype))
+        model, self.block_size = files.config, config.block_size
+        shape = (model.num_layers, NUM_BLOCKS, model.num_kv_heads, 2, config.block_size, model.head_dim)
+        self.slab = torch.full(shape, STALE)
         self.runner = build_runner(files, config, self.slab, Weights(files.folder, self.slab.dtype))
-        self.block_size = layout.block_size
         self._names = itertools.count()
-        self._free = torch.randperm(layout.num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+        self._free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist()
 
     def sequence(self, prompt: list[int], max_tokens: int, **sampling: object) -> Sequence:
         """A sequence that owns blocks, scattered over the slab, for its prompt and `max_tokens` more."""

@@ -75,12 +75,12 @@ def build_own(config: ServingConfig, on_rank_lost: Callable[[RankLostError], Non
     loaded: LoadedModel | TensorParallelModel
     memory: ModelMemory | TensorParallelModel
     if config.engine.tensor_parallel == 1:
-        loaded = load_model(files, engine_config, two_groups=True)
+        loaded = load_model(files, engine_config)
         memory = loaded.memory
         manager = _manager(files, config, loaded.slab, memory)
     else:
         on_lost = on_rank_lost or end_process
-        loaded = memory = load_tensor_parallel(files, engine_config, on_lost, two_groups=True)
+        loaded = memory = load_tensor_parallel(files, engine_config, on_lost)
         manager = _manager(files, config, loaded.slab, loaded, loaded)
     engine = _engine(files, config, loaded.runner, manager)
     form = "two groups" if loaded.slab.layout.window_layers else ""

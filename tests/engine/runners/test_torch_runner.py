@@ -127,7 +127,7 @@ def test_greedy_output_equals_transformers_where_layers_with_a_window_give_back_
 ) -> None:
     """In chunks, beside each other, preempted, and behind prefixes that are found again."""
     config = EngineConfig(device="cpu", kv_memory="192KiB", max_running=4, max_batch_tokens=48)
-    loaded = load_model(files, config, two_groups=True)
+    loaded = load_model(files, config)
     layout = loaded.slab.layout
     assert 0 < layout.num_window_blocks < layout.num_blocks
     engine = small_engine(files, loaded.runner, layout.num_blocks, 48, 4, num_window_blocks=layout.num_window_blocks)
