@@ -79,11 +79,13 @@ def loaded(entry: Entry) -> Tensor:
     data = entry.data[entry.start : entry.end]
     if data.storage_offset() % entry.dtype.itemsize:  # early writers did not align tensors
         data = data.clone()
-    shape = entry.shape
-    for dimension, whole, _ in reversed(entry.parts):
-        shape = (*shape[:dimension], whole, *shape[dimension + 1 :])
     values = data.view(entry.dtype)
-    tensor = values.view(shape) if entry.scale is None else scaled(values, shape, entry.scale)
-    for dimension, _, held in entry.parts:
-        tensor = tensor.narrow(dimension, held.start, len(held))
+    tensor = values.view(entry.whole) if entry.scale is None else scaled(values, entry.whole, entry.scale)
+    for part in entry.parts:
+        tensor = cut(tensor, part)
     return tensor
+
+
+def cut(tensor: Tensor, part: Part | None) -> Tensor:
+    """The part of a tensor that a rank holds."""
+    return tensor if part is None else tensor.narrow(part.dimension, part.held.start, len(part.held))

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.model.checkpoint import loaded
+from engine.model.checkpoint import cut, loaded
 from engine.model.fp8_matrix import Fp8Matrix, rounded
 from engine.model.mapped_file import Entry
 from engine.model.scaled_tensors import has_blocks, spread
@@ -32,10 +32,10 @@ def read(entry: Entry, group: int, device: torch.device) -> Fp8Matrix:
     """The matrix, or the part of it that a rank holds."""
     if entry.scale is None or _group(entry) % group:
         parts = [part for part in entry.parts if part.dimension == 0]
-        rows = dataclasses.replace(entry, shape=(entry.shape[0], _whole(entry)[1]), parts=tuple(parts))
+        rows = dataclasses.replace(entry, shape=(entry.shape[0], entry.whole[1]), parts=tuple(parts))
         columns = next((part for part in entry.parts if part.dimension == 1), None)
         return rounded_part(loaded(rows).to(device), group, columns)
-    scales = spread(entry.scale, _whole(entry), group)
+    scales = spread(entry.scale, entry.whole, group)
     for dimension, _, held in entry.parts:
         step = group if dimension else 1
         scales = scales.narrow(dimension, held.start // step, len(held) // step)
@@ -45,26 +45,17 @@ def read(entry: Entry, group: int, device: torch.device) -> Fp8Matrix:
 def rounded_part(whole: Tensor, group: int, part: Part | None) -> Fp8Matrix:
     """The part of a matrix, rounded."""
     if part is None or part.dimension == 0:
-        return rounded(whole if part is None else whole.narrow(0, part.held.start, len(part.held)), group)
+        return rounded(cut(whole, part), group)
     held = part.held
     step = part.whole if group == len(held) else group
     matrix = rounded(whole, step)
     scales = matrix.scales.narrow(1, held.start // step, len(held) // step or 1)
-    return Fp8Matrix(matrix.values.narrow(1, held.start, len(held)), scales)
+    return Fp8Matrix(cut(matrix.values, part), scales)
 
 
 def _group(entry: Entry) -> int:
-    scale, whole = entry.scale, _whole(entry)
+    scale, whole = entry.scale, entry.whole
     if scale is None or scale.block is None or not has_blocks(scale, whole):
         return entry.shape[1]
     cuts = [end for part in entry.parts if part.dimension == 1 for end in (part.held.start, part.held.stop)]
     return math.gcd(scale.block[1], whole[1], *cuts)
-
-
-def _whole(entry: Entry) -> tuple[int, int]:
-    """The shape before ranks cut it."""
-    rows, columns = (
-        next((part.whole for part in entry.parts if part.dimension == dimension), size)
-        for dimension, size in enumerate(entry.shape)
-    )
-    return rows, columns

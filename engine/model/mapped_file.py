@@ -41,6 +41,14 @@ class Entry:
     parts: tuple[Part, ...] = ()
     scale: "Scale | None" = None
 
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape before parts were cut."""
+        shape = self.shape
+        for part in reversed(self.parts):
+            shape = part.uncut(shape)
+        return shape
+
     def follows(self, other: "Entry") -> bool:
         is_plain = self.scale is None and other.scale is None and self.dtype == other.dtype
         return is_plain and self.data is other.data and self.start == other.end

@@ -25,6 +25,10 @@ class Part(NamedTuple):
     whole: int
     held: range
 
+    def uncut(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor whose part has `shape`."""
+        return (*shape[: self.dimension], self.whole, *shape[self.dimension + 1 :])
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -69,17 +73,14 @@ class Shard:
     def part(self, name: str) -> Part | None:
         """The part of the tensor `name`; None: this rank holds it whole."""
         model, head_dim = self.model, self.model.head_dim
-        family = FAMILIES[model.architecture]
         if ".experts." in name:
             return self._expert_part(name)
         match name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]:
-            case "q_norm" if family.has_whole_norms:
+            case "q_norm" | "k_norm" if not FAMILIES[model.architecture].has_whole_norms:
+                return None
+            case "q_proj" | "q_norm":
                 return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
-            case "k_norm" if family.has_whole_norms:
-                return Part(0, model.num_kv_heads * head_dim, _times(self.kv_heads, head_dim))
-            case "q_proj":
-                return Part(0, model.num_heads * head_dim, _times(self.query_heads, head_dim))
-            case "k_proj" | "v_proj":
+            case "k_proj" | "v_proj" | "k_norm":
                 return Part(0, model.num_kv_heads * head_dim, _times(self.kv_heads, head_dim))
             case "o_proj" if not name.endswith(".bias"):
                 return Part(1, model.num_heads * head_dim, _times(self.query_heads, head_dim))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.model import fp8_entry
-from engine.model.checkpoint import Checkpoint, loaded
+from engine.model.checkpoint import Checkpoint, cut, loaded
 from engine.model.fp8_matrix import F8, Fp8Matrix, Weight
 from engine.model.fused_tensors import parts_of
 from engine.model.mapped_file import Entry, MappedFile, map_file
@@ -299,8 +299,7 @@ class Weights(TensorSource):
         if group := self._groups.get(name, 0):
             fp8_entry.rounded_part(tensor.to(weight.device), group, part).copy_to(weight)
         elif isinstance(weight, Tensor):
-            held = tensor if part is None else tensor.narrow(part.dimension, part.held.start, len(part.held))
-            weight.copy_(held)
+            weight.copy_(cut(tensor, part))
 
     def _note(self, name: str) -> None:
         """Before a tensor is replaced."""
@@ -365,7 +364,7 @@ class Weights(TensorSource):
     def _whole(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a tensor whose part here has `shape`."""
         part = self._part(name)
-        return shape if part is None else (*shape[: part.dimension], part.whole, *shape[part.dimension + 1 :])
+        return shape if part is None else part.uncut(shape)
 
     def _part(self, name: str) -> Part | None:
         return None if self._shard is None else self._shard.part(name)
