@@ -32,8 +32,8 @@ from engine.kernels import (
 from engine.kernels.decode_attention import DecodePlan, DecodeScratch
 from engine.kernels.decode_pieces import plan_pieces
 from engine.kernels.expert_order import expert_order
-from engine.kernels.fp8_linear import Tiles as Fp8Tiles, fp8_linear
-from engine.kernels.grouped_linear import SILU, Tiles, grouped_linear
+from engine.kernels.fp8_linear import fp8_linear
+from engine.kernels.grouped_linear import SILU, grouped_linear
 from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.rms_norm import rms_norm
@@ -41,6 +41,7 @@ from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
+from engine.kernels.tile_product import Tiles
 from engine.model.fp8_matrix import F8, Fp8Matrix
 from engine.runners.auto import flash_is_available
 
@@ -347,7 +348,7 @@ def eight_bits() -> list[Result]:
                 results.append(_bandwidth(f"scaled_mm {label}", seconds(calls), n * k))
                 tried = []
                 for rest, parts in itertools.product(_FP8_TILES, range(1, most_parts + 1)):
-                    tiles = Fp8Tiles(max(16, min(128, rows)), *rest)
+                    tiles = Tiles(max(16, min(128, rows)), *rest)
                     out = torch.empty(parts, rows, n // 2 if gated else n, device=DEVICE, dtype=BF16)
                     calls = [partial(_fp8_linear, x, w, out, gated, tiles) for w in weights]
                     config = {"config": f"{tiles}, {parts} parts"}
@@ -365,8 +366,8 @@ def _scaled_mm(x: Tensor, weight: Fp8Matrix, gated: bool) -> Tensor:
     return silu_mul(product) if gated else product
 
 
-def _fp8_linear(x: Tensor, weight: Fp8Matrix, out: Tensor, gated: bool, tiles: Fp8Tiles) -> Tensor:
-    return fp8_linear(*quantize_rows(x), weight, out, gated=gated, tiles=tiles)
+def _fp8_linear(x: Tensor, weight: Fp8Matrix, out: Tensor, gated: bool, tiles: Tiles) -> Tensor:
+    return fp8_linear(quantize_rows(x), weight, out, gated=gated, tiles=tiles)
 
 
 _EXPERT_TILES = [(16, 128, 64, 8, 4), (16, 128, 128, 4, 3), (16, 256, 128, 4, 2), (32, 128, 128, 4, 3)]

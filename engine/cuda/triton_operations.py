@@ -38,7 +38,7 @@ class TritonOperations:
         return embed(token_ids, self._sampled, table)
 
     def linear(self, x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
-        return small_linear(x, weight, out=out) if is_small(x) else _product(x, weight, out)
+        return small_linear(x, weight, out=out) if is_small(x) else _product(_rows_for(weight, x), weight, x.dtype, out)
 
     def norm(self, hidden: Tensor, weights: Tensor, eps: float, parts: tuple[Tensor, ...] = ()) -> Tensor:
         return rms_norm(hidden, weights, eps, Addition(parts) if parts else self._addition(hidden))
@@ -48,7 +48,7 @@ class TritonOperations:
     ) -> Tensor:
         if self._takes_one_pass(hidden):
             return small_linear(hidden, weight, norm=norm, eps=eps, out=out)
-        return _product_of(self._normed(hidden, norm, eps, weight), weight, hidden.dtype, out)
+        return _product(self._normed(hidden, norm, eps, weight), weight, hidden.dtype, out)
 
     def gated_linear(self, x: Tensor, gate_up: Weight) -> Tensor:
         if is_small(x):
@@ -128,25 +128,22 @@ class TritonOperations:
         return (rms_norm if plain else quantized_norm)(hidden, norm, eps, addition)
 
 
-def _product(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
-    return _product_of(_rows_for(weight, x), weight, x.dtype, out)
-
-
 def _rows_for(weight: Weight, x: Tensor) -> Tensor | QuantizedRows:
     """x, in as many bits as the weight has."""
     return x if isinstance(weight, Tensor) else quantize_rows(x.contiguous())
 
 
-def _product_of(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+def _product(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype, out: Tensor | None) -> Tensor:
     if isinstance(weight, Tensor):
         assert isinstance(rows, Tensor)
         return torch.mm(rows, weight.t(), out=out)
+    assert isinstance(rows, QuantizedRows)
     values, scales = rows
     if out is None:
         out = values.new_empty(len(values), len(weight), dtype=dtype)
     needs_own = weight.group != values.shape[1] or out.dtype != torch.bfloat16 or not values.is_cuda
-    if needs_own or is_few(values, weight):
-        return fp8_linear(values, scales, weight, out)
+    if needs_own or is_few(rows, weight):
+        return fp8_linear(rows, weight, out)
     return torch._scaled_mm(
         values, weight.values.t(), scales, weight.scales.t(), out_dtype=out.dtype, use_fast_accum=True, out=out
     )
@@ -154,19 +151,17 @@ def _product_of(rows: Tensor | QuantizedRows, weight: Weight, dtype: torch.dtype
 
 def _product_in_parts(x: Tensor, weight: Fp8Matrix) -> tuple[Tensor, ...]:
     """One part or two whose sum is the product."""
-    values, scales = rows = quantize_rows(x.contiguous())
-    if num_parts(values, weight) > 1:
-        return fp8_linear(values, scales, weight, x.new_empty(2, len(x), len(weight))).unbind()
-    return (_product_of(rows, weight, x.dtype, None),)
+    rows = quantize_rows(x.contiguous())
+    if num_parts(rows, weight) > 1:
+        return fp8_linear(rows, weight, x.new_empty(2, len(x), len(weight))).unbind()
+    return (_product(rows, weight, x.dtype, None),)
 
 
 def _gated_product(rows: Tensor | QuantizedRows, gate_up: Weight, dtype: torch.dtype) -> Tensor:
-    if isinstance(rows, QuantizedRows) and isinstance(gate_up, Fp8Matrix):
-        values, scales = rows
-        if is_few(values, gate_up, MAX_GATED_ROWS):
-            out = values.new_empty(len(values), len(gate_up) // 2, dtype=dtype)
-            return fp8_linear(values, scales, gate_up, out, gated=True)
-    return silu_mul(_product_of(rows, gate_up, dtype, None))
+    if isinstance(rows, QuantizedRows) and isinstance(gate_up, Fp8Matrix) and is_few(rows, gate_up, MAX_GATED_ROWS):
+        out = rows.values.new_empty(len(rows.values), len(gate_up) // 2, dtype=dtype)
+        return fp8_linear(rows, gate_up, out, gated=True)
+    return silu_mul(_product(rows, gate_up, dtype, None))
 
 
 def _outputs(x: Tensor, chosen: Tensor, experts: Experts, *, biased: bool) -> Tensor:

@@ -2,11 +2,10 @@
 
 Numbers that share a scale are multiplied and added up first, and then scaled, so that the tensor cores multiply 8 bits.
 For few rows the time is that of reading the weights, of which cuBLAS reads 0.5 to 2.7 TB/s on an H200, and this kernel
-1.3 to 3.5: Hopper's tensor cores want 64 numbers on the left side, which weights always have.
+1.3 to 3.5 with turned tiles.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -15,19 +14,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.quantize_rows import QuantizedRows
 from engine.kernels.silu_mul import silu
+from engine.kernels.tile_product import Tiles, tile_product
 from engine.model.fp8_matrix import Fp8Matrix
 from runtime.device.quick_launch import QuickLaunch
-
-
-class Tiles(NamedTuple):
-    rows: int
-    columns: int  # of weights' rows
-    inner: int  # at most
-    num_warps: int
-    num_stages: int
-    turned: bool = False  # weights on the left side of the product
-
 
 FEW = Tiles(16, 64, 128, 4, 5)  # up to 16 rows
 SOME = Tiles(64, 64, 128, 4, 4)  # up to 128
@@ -39,27 +30,28 @@ MAX_ROWS_IN_PARTS = 256
 MIN_PROGRAMS = 256  # about two per multiprocessor
 
 
-def is_few(values: Tensor, weight: Fp8Matrix, most: int = MAX_ROWS) -> bool:
+def is_few(rows: QuantizedRows, weight: Fp8Matrix, most: int = MAX_ROWS) -> bool:
     """Whether this kernel is faster than cuBLAS. most: rows, see above."""
+    values = rows.values
     fits = len(values) <= most and weight.group == values.shape[1]
     return fits and values.is_cuda and _is_hopper(values.device)
 
 
-def num_parts(values: Tensor, weight: Fp8Matrix) -> int:
+def num_parts(rows: QuantizedRows, weight: Fp8Matrix) -> int:
     """In how many parts few rows' product is computed fastest: two where its columns make too few programs."""
-    split = 2 * len(weight) <= 64 * MIN_PROGRAMS and values.shape[1] % 512 == 0
-    return 2 if split and is_few(values, weight, MAX_ROWS_IN_PARTS) else 1
+    split = 2 * len(weight) <= 64 * MIN_PROGRAMS and rows.values.shape[1] % 512 == 0
+    return 2 if split and is_few(rows, weight, MAX_ROWS_IN_PARTS) else 1
 
 
-def _tiles(values: Tensor, weight: Fp8Matrix, gated: bool) -> Tiles:
-    rows = len(values)
-    high = max(16, min(128, triton.next_power_of_2(rows)))
-    if not is_few(values, weight, MAX_ROWS_IN_PARTS):
-        return FEW if rows <= FEW.rows else SOME if rows <= 2 * SOME.rows else MANY
-    if rows > MAX_ROWS:
+def _tiles(rows: QuantizedRows, weight: Fp8Matrix, gated: bool) -> Tiles:
+    num_rows = len(rows.values)
+    high = max(16, min(128, triton.next_power_of_2(num_rows)))
+    if not is_few(rows, weight, MAX_ROWS_IN_PARTS):
+        return FEW if num_rows <= FEW.rows else SOME if num_rows <= 2 * SOME.rows else MANY
+    if num_rows > MAX_ROWS:
         return Tiles(high, 128, 128, 8, 4, True)
     if gated:
-        return Tiles(high, 64, 128, 4, 6, True) if rows <= 32 else Tiles(high, 128, 128, 4, 4, True)
+        return Tiles(high, 64, 128, 4, 6, True) if num_rows <= 32 else Tiles(high, 128, 128, 4, 4, True)
     return Tiles(high, 64, 256, 4, 4, True)
 
 
@@ -69,32 +61,23 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def fp8_linear(
-    values: Tensor,
-    scales: Tensor,
-    weight: Fp8Matrix,
-    out: Tensor,
-    *,
-    gated: bool = False,
-    tiles: Tiles | None = None,
+    rows: QuantizedRows, weight: Fp8Matrix, out: Tensor, *, gated: bool = False, tiles: Tiles | None = None
 ) -> Tensor:
-    """(values * scales) @ weight.T in `out` [rows, n]: values [rows, k] of float8_e4m3fn, scales [rows, 1].
-
-    out [parts, rows, n]: takes parts whose sum it is. gated: weight is [2 * n, k], all gates, then all ups, and `out`
-    takes silu(gate) * up.
-    """
-    (rows, k), n, group = values.shape, out.shape[-1], weight.group
-    tiles = tiles or _tiles(values, weight, gated)
+    """rows @ weight.T in `out` [rows, n], or, in `out` [parts, rows, n], parts whose sum it is. gated: weight is
+    [2 * n, k], all gates, then all ups, and `out` takes silu(gate) * up."""
+    (num_rows, k), n, group = rows.values.shape, out.shape[-1], weight.group
+    tiles = tiles or _tiles(rows, weight, gated)
     inner = tiles.inner if group == k else min(group, tiles.inner)
-    overlap = dependent_launch(values)
+    overlap = dependent_launch(rows.values)
     columns = tiles.columns // (1 + gated)
     parts = out.shape[0] if out.dim() == 3 else 1
-    _fp8_linear[(triton.cdiv(n, columns), triton.cdiv(rows, tiles.rows), parts)](
-        values,
-        scales,
+    _fp8_linear[(triton.cdiv(n, columns), triton.cdiv(num_rows, tiles.rows), parts)](
+        rows.values,
+        rows.scales,
         weight.values,
         weight.scales,
         out,
-        rows,
+        num_rows,
         N=n,
         K=k,
         GROUP=group,
@@ -156,32 +139,11 @@ def _fp8_linear(
     is_row = rows < num_rows
     at_values = values + rows.to(tl.int64) * K + begin
     at_scales = weight_scales + weight_rows * (K // GROUP)
-    if TURNED:
-        left, right = at_rows[:, None] + inner[None, :], at_values[None, :] + inner[:, None]
-        is_left, is_right = is_column[:, None], is_row[None, :]
-        result = tl.zeros((width, BLOCK_M), tl.float32)
-    else:
-        left, right = at_values[:, None] + inner[None, :], at_rows[None, :] + inner[:, None]
-        is_left, is_right = is_row[:, None], is_column[None, :]
-        result = tl.zeros((BLOCK_M, width), tl.float32)
-    for start in tl.range(0, depth, BLOCK_K):
-        if EVEN:
-            of_left = tl.load(left) if TURNED else tl.load(left, mask=is_left, other=0.0)
-            of_right = tl.load(right, mask=is_right, other=0.0) if TURNED else tl.load(right)
-        else:
-            in_k = start + inner < depth
-            of_left = tl.load(left, mask=is_left & in_k[None, :], other=0.0)
-            of_right = tl.load(right, mask=is_right & in_k[:, None], other=0.0)
-        if GROUP < K:
-            scale = tl.load(at_scales + (begin + start) // GROUP, mask=is_column, other=0.0)
-            result += tl.dot(of_left, of_right) * (scale[:, None] if TURNED else scale[None, :])
-        else:
-            result = tl.dot(of_left, of_right, result)
-        left += BLOCK_K
-        right += BLOCK_K
+    result = tile_product(
+        at_values, at_rows, at_scales, is_row, is_column, inner, inner, 1, begin, depth,
+        BLOCK_K, GROUP if GROUP < K else 0, EVEN, TURNED, "tf32",
+    )  # fmt: skip
     row_scales = tl.load(scales + rows, mask=is_row, other=0.0)
-    if TURNED:
-        result = tl.trans(result)
     if GROUP == K:
         result *= tl.load(at_scales, mask=is_column, other=0.0)[None, :]
     result *= row_scales[:, None]

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.kernels.dependent_launch import dependent_launch
 from engine.kernels.expert_order import ExpertOrder
 from engine.kernels.quantize_rows import quantize_rows
+from engine.kernels.tile_product import Tiles, tile_product
 from engine.model.experts import ClampedGate
 from engine.model.fp8_matrix import Fp8Matrix, Weight, operands
 from runtime.device.quick_launch import QuickLaunch
@@ -27,15 +28,6 @@ class Silu(NamedTuple):
 
 
 SILU = Silu()
-
-
-class Tiles(NamedTuple):
-    rows: int
-    columns: int  # of the product, before the activations halve them
-    inner: int
-    num_warps: int
-    num_stages: int
-    turned: bool = False  # weights on the left side of the product
 
 
 class Choices(NamedTuple):
@@ -220,30 +212,13 @@ def _grouped_linear(
         at_x = x + (pair // PAIRS_PER_ROW).to(tl.int64) * K
         at_weights = weights + expert.to(tl.int64) * expert_stride + weight_rows.to(tl.int64) * row_stride
         deep = inner.to(tl.int64) * inner_stride
+        at_scales = scales
         if GROUP > 0:
-            at_scales = scales + (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP)
-        if TURNED:
-            left, right, is_left = at_weights[:, None] + deep[None, :], at_x[None, :] + inner[:, None], is_row[:, None]
-            product = tl.zeros((width, BLOCK_M), tl.float32)
-        else:
-            left, right, is_right = at_x[:, None] + inner[None, :], at_weights[None, :] + deep[:, None], is_row[None, :]
-            product = tl.zeros((BLOCK_M, width), tl.float32)
-        for start in tl.range(0, K, BLOCK_K):
-            if EVEN:
-                of_left, of_right = tl.load(left), tl.load(right)
-            else:
-                in_k = start + inner < K
-                of_left = tl.load(left, mask=(is_left & in_k[None, :]) if TURNED else in_k[None, :], other=0.0)
-                of_right = tl.load(right, mask=in_k[:, None] if TURNED else (in_k[:, None] & is_right), other=0.0)
-            if GROUP > 0 and GROUP < K:
-                scale = tl.load(at_scales + start // GROUP, mask=is_row, other=0.0)
-                product += tl.dot(of_left, of_right) * (scale[:, None] if TURNED else scale[None, :])
-            else:
-                product = tl.dot(of_left, of_right, product, input_precision=PRECISION)
-            left += BLOCK_K * inner_stride if TURNED else BLOCK_K
-            right += BLOCK_K if TURNED else BLOCK_K * inner_stride
-        if TURNED:
-            product = tl.trans(product)
+            at_scales += (expert * (2 * N if GATED else N) + weight_rows) * (K // GROUP)
+        product = tile_product(
+            at_x, at_weights, at_scales, tl.full((BLOCK_M,), True, tl.int1), is_row, inner, deep, inner_stride, 0, K,
+            BLOCK_K, GROUP if GROUP < K else 0, EVEN, TURNED, PRECISION,
+        )  # fmt: skip
         if GROUP == K:
             product *= tl.load(at_scales, mask=is_row, other=0.0)[None, :]
         if GROUP > 0:

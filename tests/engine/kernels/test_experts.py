@@ -6,7 +6,8 @@ import torch
 from engine.kernels.choose_experts import choose_experts
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.grouped_linear import LARGE, SILU, SMALL, Tiles, grouped_linear
+from engine.kernels.grouped_linear import LARGE, SILU, SMALL, grouped_linear
+from engine.kernels.tile_product import Tiles
 from engine.model import experts as reference
 from engine.model.experts import ClampedGate, Experts
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error

@@ -5,11 +5,12 @@ import torch
 
 from engine.kernels.expert_order import expert_order, unordered
 from engine.kernels.expert_sum import expert_sum
-from engine.kernels.fp8_linear import Tiles, fp8_linear
+from engine.kernels.fp8_linear import fp8_linear
 from engine.kernels.grouped_linear import SILU, SMALL, grouped_linear
 from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.rms_norm import Addition, quantized_norm, rms_norm
 from engine.kernels.small_linear import small_linear
+from engine.kernels.tile_product import Tiles
 from engine.model import experts as reference
 from engine.model.experts import Experts
 from engine.model.fp8_matrix import F8_MAX, Fp8Matrix, rounded
@@ -53,10 +54,10 @@ def test_a_norm_in_8_bits_is_the_norm() -> None:
 )
 @pytest.mark.parametrize("rows", [3, 70, 140])
 def test_a_product_with_blocks_or_rows(dtype: torch.dtype, rows: int, n: int, k: int, group: int) -> None:
-    weight, (values, scales) = matrix(n, k, group=group), quantize_rows(random(rows, k))
+    weight, quantized = matrix(n, k, group=group), quantize_rows(random(rows, k))
     out = torch.full((rows + 1, n), 7.0, dtype=dtype, device=DEVICE)
-    fp8_linear(values, scales, weight, out[:rows])
-    expected = (values.double() * scales) @ weight.products().double().t()
+    fp8_linear(quantized, weight, out[:rows])
+    expected = (quantized.values.double() * quantized.scales) @ weight.products().double().t()
     assert relative_error(out[:rows], expected) < SUM_ERROR[dtype]
     assert (out[rows] == 7).all()
 
@@ -65,13 +66,14 @@ def test_a_product_with_blocks_or_rows(dtype: torch.dtype, rows: int, n: int, k:
 @pytest.mark.parametrize(("n", "k", "group"), [(64, 256, 256), (48, 256, 64), (40, 96, 96)])
 def test_products_turned_gated_and_in_parts(tiles: Tiles | None, n: int, k: int, group: int) -> None:
     rows = 21
-    weight, (values, scales) = matrix(2 * n, k, group=group), quantize_rows(random(rows, k))
+    weight, quantized = matrix(2 * n, k, group=group), quantize_rows(random(rows, k))
+    values, scales = quantized
     products = (values.double() * scales) @ weight.products().double().t()
     gated, parts = torch.empty(rows, n, device=DEVICE), torch.empty(2, rows, 2 * n, device=DEVICE)
-    fp8_linear(values, scales, weight, gated, gated=True, tiles=tiles)
+    fp8_linear(quantized, weight, gated, gated=True, tiles=tiles)
     gate, up = products.chunk(2, -1)
     assert relative_error(gated, torch.nn.functional.silu(gate) * up) < 2 * SUM_ERROR[torch.float32]  # of two sums
-    fp8_linear(values, scales, weight, parts, tiles=tiles)
+    fp8_linear(quantized, weight, parts, tiles=tiles)
     assert relative_error(parts.sum(0), products) < SUM_ERROR[torch.float32]
     halves = (values[:, : k // 2].double() * scales) @ weight.products()[:, : k // 2].double().t()
     assert relative_error(parts[0], halves) < SUM_ERROR[torch.float32]
