@@ -20,7 +20,7 @@ from engine.kernels.quantize_rows import QuantizedRows, quantize_rows
 from engine.kernels.rms_norm import NOTHING, Addition, quantized_norm, rms_norm
 from engine.kernels.silu_mul import silu_mul
 from engine.kernels.small_linear import is_small, small_linear
-from engine.model.experts import Experts
+from engine.model.experts import Chosen, Experts
 from engine.model.fp8_matrix import Fp8Matrix, Weight
 
 
@@ -74,27 +74,18 @@ class TritonOperations:
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         return rms_norm(x.contiguous(), weights, eps)
 
-    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
         return choose_experts(scores, per_token, normed=normed)
 
-    def run_experts(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        chosen: Tensor,
-        experts: Experts,
-        *,
-        biased: bool = True,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return expert_sum(_outputs(x, chosen, experts, biased=biased), weights, out)
+    def run_experts(self, x: Tensor, chosen: Chosen, experts: Experts, *, biased: bool, out: Tensor | None) -> Tensor:
+        return expert_sum(_outputs(x, chosen.numbers, experts, biased=biased), chosen.weights, out)
 
-    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
-        outputs = _outputs(x, chosen, experts, biased=True)
+    def add_experts(self, hidden: Tensor, x: Tensor, chosen: Chosen, experts: Experts) -> None:
+        outputs = _outputs(x, chosen.numbers, experts, biased=True)
         if is_small(x):
-            expert_sum(outputs, weights, hidden, add=True)
+            expert_sum(outputs, chosen.weights, hidden, add=True)
         else:
-            self._begin(hidden, Addition((outputs,), weights))
+            self._begin(hidden, Addition((outputs,), chosen.weights))
 
     def settle(self, hidden: Tensor) -> None:
         begun, self._begun = self._begun, {}

@@ -7,12 +7,13 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.dependent_launch import dependent_launch
+from engine.model.experts import Chosen
 from runtime.device.quick_launch import QuickLaunch
 
 
-def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
-    """[num_tokens, experts], contiguous -> weights, float32, and int32 numbers of each token's experts:
-    [num_tokens, per_token]. normed: whether a token's weights sum to one. Scores that are NaN choose valid experts."""
+def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
+    """scores: [num_tokens, experts], contiguous; NaN chooses valid experts. normed: whether a token's weights sum to
+    one. Numbers are int32."""
     tokens, experts = scores.shape
     weights = torch.empty(tokens, per_token, dtype=torch.float32, device=scores.device)
     chosen = torch.empty(tokens, per_token, dtype=torch.int32, device=scores.device)
@@ -30,7 +31,7 @@ def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Ten
         num_warps=1,
         launch_pdl=overlap,
     )
-    return weights, chosen
+    return Chosen(weights, chosen)
 
 
 @QuickLaunch

@@ -2,6 +2,7 @@
 engine/kernels."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,19 +28,25 @@ class Experts:
     down_biases: Tensor | None = None  # [experts, hidden]
 
 
-def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
-    """[num_tokens, experts] -> weights, float32, and numbers of each token's experts: [num_tokens, per_token]. normed:
-    whether a token's weights sum to one."""
-    weights, chosen = scores.softmax(-1, dtype=torch.float32).topk(per_token, dim=-1)
-    return weights / weights.sum(-1, keepdim=True) if normed else weights, chosen
+class Chosen(NamedTuple):
+    """The experts of each token: [num_tokens, per_token]."""
+
+    weights: Tensor  # float32
+    numbers: Tensor  # integers
 
 
-def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, *, biased: bool = True) -> Tensor:
+def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
+    """scores: [num_tokens, experts]. normed: whether a token's weights sum to one."""
+    weights, numbers = scores.softmax(-1, dtype=torch.float32).topk(per_token, dim=-1)
+    return Chosen(weights / weights.sum(-1, keepdim=True) if normed else weights, numbers)
+
+
+def run_experts(x: Tensor, chosen: Chosen, experts: Experts, *, biased: bool = True) -> Tensor:
     """The weighted sums of what the chosen experts make of `x` [num_tokens, hidden], one expert after the other.
     biased: with `down_biases`, where there are some."""
-    added, weights = torch.zeros_like(x), weights.to(x.dtype)
-    for expert in torch.unique(chosen).tolist():
-        tokens, places = torch.where(chosen == expert)
+    added, weights = torch.zeros_like(x), chosen.weights.to(x.dtype)
+    for expert in torch.unique(chosen.numbers).tolist():
+        tokens, places = torch.where(chosen.numbers == expert)
         activations = _activations(x[tokens] @ dense(experts.gates_ups[expert], x.dtype).t(), expert, experts.clamped)
         outputs = activations @ dense(experts.downs[expert], x.dtype).t()
         if biased and experts.down_biases is not None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.experts import Experts, choose_experts, run_experts
+from engine.model.experts import Chosen, Experts, choose_experts, run_experts
 from engine.model.fp8_matrix import Weight, dense
 
 
@@ -46,22 +46,13 @@ class Operations(Protocol):
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         """The RMS norm of rows whose columns are divided among the ranks: `x` and `weights` are this rank's."""
 
-    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
         """See engine.model.experts.choose_experts."""
 
-    def run_experts(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        chosen: Tensor,
-        experts: Experts,
-        *,
-        biased: bool = True,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """See engine.model.experts.run_experts; in `out` if given. weights, chosen: those of `choose_experts`."""
+    def run_experts(self, x: Tensor, chosen: Chosen, experts: Experts, *, biased: bool, out: Tensor | None) -> Tensor:
+        """See engine.model.experts.run_experts; in `out` if given. chosen: what `choose_experts` returned."""
 
-    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+    def add_experts(self, hidden: Tensor, x: Tensor, chosen: Chosen, experts: Experts) -> None:
         """hidden += run_experts(x, ...), seen as what `add_linear` adds."""
 
     def settle(self, hidden: Tensor) -> None:
@@ -104,24 +95,15 @@ class TorchOperations:
     def shared_norm(self, x: Tensor, weights: Tensor, eps: float) -> Tensor:
         return self.norm(x, weights, eps)
 
-    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
         return choose_experts(scores, per_token, normed=normed)
 
-    def run_experts(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        chosen: Tensor,
-        experts: Experts,
-        *,
-        biased: bool = True,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        result = run_experts(x, weights, chosen, experts, biased=biased)
+    def run_experts(self, x: Tensor, chosen: Chosen, experts: Experts, *, biased: bool, out: Tensor | None) -> Tensor:
+        result = run_experts(x, chosen, experts, biased=biased)
         return result if out is None else out.copy_(result)
 
-    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
-        hidden.add_(run_experts(x, weights, chosen, experts))
+    def add_experts(self, hidden: Tensor, x: Tensor, chosen: Chosen, experts: Experts) -> None:
+        hidden.add_(run_experts(x, chosen, experts))
 
     def settle(self, hidden: Tensor) -> None:
         """Additions are complete at once."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.experts import Experts
+from engine.model.experts import Chosen, Experts
 from engine.model.fp8_matrix import Weight
 from engine.model.operations import Operations
 from engine.parallel.collective import Collective
@@ -91,9 +91,9 @@ class ShardedOperations:
     def add_linear(self, hidden: Tensor, x: Tensor, weight: Weight) -> None:
         self._begin(hidden, lambda out: self._inner.linear(x, weight, out))
 
-    def add_experts(self, hidden: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts) -> None:
+    def add_experts(self, hidden: Tensor, x: Tensor, chosen: Chosen, experts: Experts) -> None:
         biased = self._collective.rank == 0  # because the sum has the biases once
-        self._begin(hidden, lambda out: self._inner.run_experts(x, weights, chosen, experts, biased=biased, out=out))
+        self._begin(hidden, lambda out: self._inner.run_experts(x, chosen, experts, biased=biased, out=out))
 
     def add_normed_linear(self, hidden: Tensor, x: Tensor, weight: Weight, norm: Tensor, eps: float) -> None:
         hidden.add_(self._inner.norm(self._collective.sum(self._inner.linear(x, weight)), norm, eps))

@@ -34,7 +34,7 @@ class ExpertsLayer(LlamaLayer):
         x = operations.norm(rows, self.mlp_norm, config.rms_norm_eps)
         scores = self.scores(x)
         chosen = operations.choose_experts(scores, config.experts_per_token, normed=config.norms_expert_weights)
-        operations.add_experts(rows, x, *chosen, self.experts)
+        operations.add_experts(rows, x, chosen, self.experts)
 
     def scores(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] -> [num_tokens, experts], the router's."""

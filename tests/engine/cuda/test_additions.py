@@ -64,7 +64,7 @@ def test_what_experts_make(bits: int, rows: int) -> None:
     def found(operations: Operations, stream: Tensor, norm: Tensor) -> list[Tensor]:
         def add() -> None:
             chosen = operations.choose_experts(scores.to(stream.dtype), PER_TOKEN, normed=True)
-            operations.add_experts(stream, operations.norm(stream, norm, EPS), *chosen, layer)
+            operations.add_experts(stream, operations.norm(stream, norm, EPS), chosen, layer)
 
         add()
         product = operations.norm_linear(stream, norm, EPS, square)

@@ -70,22 +70,22 @@ def test_experts_compute_what_one_after_the_other_computes(
     x, scores = random(tokens, hidden, dtype=dtype), random(tokens, count)
     scores[:, 4:7] -= 100.0
     scores[:, 0] += 3.0
-    weights, chosen = choose_experts(scores, per_token, normed=True)
+    chosen = choose_experts(scores, per_token, normed=True)
     wide = Experts(
         layer.gates_ups.double(),
         layer.downs.double(),
         gate and ClampedGate(gate.biases.double(), 1.702, 1.5),
         down_biases if down_biases is None else down_biases.double(),
     )
-    expected = reference.run_experts(x.double(), weights, chosen, wide)
+    expected = reference.run_experts(x.double(), chosen, wide)
     own = None if dtype == torch.float32 else tiles
     biases = None if gate is None else gate.biases
-    for order in [expert_order(chosen, count), *([unordered(chosen)] if tokens == 2 else [])]:
+    for order in [expert_order(chosen.numbers, count), *([unordered(chosen.numbers)] if tokens == 2 else [])]:
         activations = grouped_linear(
             x, layer.gates_ups, order, pairs_per_row=per_token, biases=biases, gate=gate or SILU, tiles=own
         )
         outputs = grouped_linear(activations, layer.downs, order, biases=down_biases, tiles=own)
-        assert relative_error(expert_sum(outputs, weights), expected) < TOLERANCE[dtype]
+        assert relative_error(expert_sum(outputs, chosen.weights), expected) < TOLERANCE[dtype]
     before = random(tokens, hidden, dtype=dtype)
-    found = expert_sum(outputs, weights, before.clone(), add=True)
+    found = expert_sum(outputs, chosen.weights, before.clone(), add=True)
     assert relative_error(found, before + expected) < TOLERANCE[dtype]

@@ -101,9 +101,10 @@ def test_experts_are_as_exact_as_rows_of_8_bits(
     gates_ups = matrix(count, 2 * width, hidden, group=group or hidden)
     downs = matrix(count, hidden, width, group=group or width)
     x, scores = random(tokens, hidden, dtype=dtype), random(tokens, count)
-    weights, chosen = reference.choose_experts(scores, per_token, normed=True)
-    expected = reference.run_experts(x.double(), weights, chosen, Experts(gates_ups, downs))
-    for order in [expert_order(chosen.int(), count), *([unordered(chosen.int())] if tokens == 2 else [])]:
+    choice = reference.choose_experts(scores, per_token, normed=True)
+    chosen = choice.numbers.int()
+    expected = reference.run_experts(x.double(), choice, Experts(gates_ups, downs))
+    for order in [expert_order(chosen, count), *([unordered(chosen)] if tokens == 2 else [])]:
         tiles = None if dtype == torch.float32 else SMALL.some
         activations = grouped_linear(x, gates_ups, order, pairs_per_row=per_token, gate=SILU, tiles=tiles)
         same = grouped_linear(of_8_bits(x), gates_ups.products(), order, pairs_per_row=per_token, gate=SILU)
@@ -111,7 +112,7 @@ def test_experts_are_as_exact_as_rows_of_8_bits(
         outputs = grouped_linear(activations, downs, order, tiles=tiles)
         same = grouped_linear(of_8_bits(activations), downs.products(), order)
         assert relative_error(outputs, same) < SUM_ERROR[dtype]
-        assert 0.01 < relative_error(expert_sum(outputs, weights), expected) < 2 * F8_ERROR
+        assert 0.01 < relative_error(expert_sum(outputs, choice.weights), expected) < 2 * F8_ERROR
 
 
 def of_8_bits(x: torch.Tensor) -> torch.Tensor:
