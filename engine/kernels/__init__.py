@@ -1,1 +1,1 @@
-"""Triton kernels, one a file."""
+"""Triton kernels, and what they share."""

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from engine.model.experts import Chosen
 from runtime.device.quick_launch import QuickLaunch
 
@@ -17,7 +16,6 @@ def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
     tokens, experts = scores.shape
     weights = torch.empty(tokens, per_token, dtype=torch.float32, device=scores.device)
     chosen = torch.empty(tokens, per_token, dtype=torch.int32, device=scores.device)
-    overlap = dependent_launch(scores)
     _choose[(tokens,)](
         scores,
         weights,
@@ -27,9 +25,8 @@ def choose_experts(scores: Tensor, per_token: int, *, normed: bool) -> Chosen:
         PER_TOKEN=per_token,
         PLACES=triton.next_power_of_2(per_token),
         NORMED=normed,
-        OVERLAP=overlap,
         num_warps=1,
-        launch_pdl=overlap,
+        **dependent_launch(scores),
     )
     return Chosen(weights, chosen)
 
@@ -48,9 +45,7 @@ def _choose(
     OVERLAP: tl.constexpr,
 ):
     """A program takes one token. Among equal scores the first expert is chosen."""
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     token = tl.program_id(0)
     experts = tl.arange(0, EXPERTS_PADDED)
     places = tl.arange(0, PLACES)

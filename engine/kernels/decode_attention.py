@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels import decode_pieces
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
 from engine.kernels.head_dims import head_dims, in_head, load
 from engine.kernels.rotate_store import Rotation, store
 from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
@@ -130,7 +129,7 @@ def decode_attention(
 
 def _options(queries: Tensor, group: int) -> dict[str, Any]:
     """Constants of the kernel that follow from the queries. group: query heads of a KV head."""
-    padded, wide, overlap = triton.next_power_of_2(group), queries.dtype == torch.float32, dependent_launch(queries)
+    padded, wide = triton.next_power_of_2(group), queries.dtype == torch.float32
     head_dim = queries.shape[-1]
     narrow, broad = ((NUM_WARPS, 1), WIDE_HEAD_FLOAT) if wide else ((NUM_WARPS, NUM_STAGES), WIDE_HEAD)
     num_warps, num_stages = narrow if head_dim <= 128 else broad
@@ -142,8 +141,7 @@ def _options(queries: Tensor, group: int) -> dict[str, Any]:
         "PRECISION": "ieee" if wide else "tf32",
         "num_warps": num_warps,
         "num_stages": num_stages,
-        "OVERLAP": overlap,
-        "launch_pdl": overlap,
+        **dependent_launch(queries),
     }
 
 
@@ -192,8 +190,7 @@ def _decode(
     OVERLAP: tl.constexpr,
 ):
     """A program takes one share of the contexts under one KV head, for all of its query heads."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
     begin = tl.load(program_first + program)
@@ -204,15 +201,14 @@ def _decode(
     is_member = in_head(dims[None, :], HEAD_DIM, mask=(members < GROUP)[:, None])
     heads = kv_head * GROUP + members
     at = heads[:, None] * HEAD_DIM + dims[None, :]
-    if OVERLAP:
-        if TILE <= BLOCK_SIZE and begin < stop:
-            first = tl.load(piece_start + begin)
-            block = tl.load(tables + tl.load(table_start + tl.load(piece_row + begin)) + first // BLOCK_SIZE)
-            tile = cache + (block.to(tl.int64) * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
-            tile += first % BLOCK_SIZE * HEAD_DIM
-            _fetch(tile, TILE * HEAD_DIM)
-            _fetch(tile + BLOCK_SIZE * HEAD_DIM, TILE * HEAD_DIM)
-        gdc_wait()
+    if OVERLAP and TILE <= BLOCK_SIZE and begin < stop:
+        first = tl.load(piece_start + begin)
+        block = tl.load(tables + tl.load(table_start + tl.load(piece_row + begin)) + first // BLOCK_SIZE)
+        tile = cache + (block.to(tl.int64) * KV_HEADS + kv_head) * (2 * BLOCK_SIZE * HEAD_DIM)
+        tile += first % BLOCK_SIZE * HEAD_DIM
+        _fetch(tile, TILE * HEAD_DIM)
+        _fetch(tile + BLOCK_SIZE * HEAD_DIM, TILE * HEAD_DIM)
+    wait_for_previous(OVERLAP)
     for piece in range(begin, stop):
         row = tl.load(piece_row + piece)
         start = tl.load(piece_start + piece)

@@ -6,9 +6,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from runtime.device.quick_launch import QuickLaunch
 
 AT_ONCE = 4096  # pairs that a program loads
@@ -33,7 +32,6 @@ def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
     count = chosen.numel()
     pairs = torch.empty(count, dtype=torch.int32, device=chosen.device)
     first = torch.empty(num_experts + 1, dtype=torch.int32, device=chosen.device)
-    overlap = dependent_launch(chosen)
     _order[(num_experts,)](
         chosen,
         pairs,
@@ -41,9 +39,8 @@ def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
         count,
         EXPERTS=num_experts,
         AT_ONCE=min(AT_ONCE, triton.next_power_of_2(count)),
-        OVERLAP=overlap,
         num_warps=4,
-        launch_pdl=overlap,
+        **dependent_launch(chosen),
     )
     return ExpertOrder(pairs, first)
 
@@ -52,9 +49,7 @@ def expert_order(chosen: Tensor, num_experts: int) -> ExpertOrder:
 @triton.jit
 def _order(chosen, pairs, first, count, EXPERTS: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAP: tl.constexpr):
     """A program takes one expert, and counts the pairs of those before it."""
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     expert = tl.program_id(0)
     places = tl.arange(0, AT_ONCE)
     before = tl.zeros((AT_ONCE,), tl.int32)

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from runtime.device.quick_launch import QuickLaunch
 
 COLUMNS = 1024  # that a program takes
@@ -20,7 +19,6 @@ def expert_sum(outputs: Tensor, weights: Tensor, out: Tensor | None = None, *, a
     if out is None:
         out = torch.empty(tokens, hidden, dtype=outputs.dtype, device=outputs.device)
     columns = min(COLUMNS, triton.next_power_of_2(hidden))
-    overlap = dependent_launch(outputs)
     _expert_sum[(tokens, triton.cdiv(hidden, columns))](
         outputs,
         weights,
@@ -29,9 +27,8 @@ def expert_sum(outputs: Tensor, weights: Tensor, out: Tensor | None = None, *, a
         PER_TOKEN=per_token,
         COLUMNS=columns,
         ADD=add,
-        OVERLAP=overlap,
         num_warps=4,
-        launch_pdl=overlap,
+        **dependent_launch(outputs),
     )
     return out
 
@@ -48,9 +45,7 @@ def _expert_sum(
     ADD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < HIDDEN

@@ -11,9 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from engine.kernels.quantize_rows import QuantizedRows
 from engine.kernels.silu_mul import silu
 from engine.kernels.tile_product import Tiles, tile_product
@@ -68,7 +67,6 @@ def fp8_linear(
     (num_rows, k), n, group = rows.values.shape, out.shape[-1], weight.group
     tiles = tiles or _tiles(rows, weight, gated)
     inner = tiles.inner if group == k else min(group, tiles.inner)
-    overlap = dependent_launch(rows.values)
     columns = tiles.columns // (1 + gated)
     parts = out.shape[0] if out.dim() == 3 else 1
     _fp8_linear[(triton.cdiv(n, columns), triton.cdiv(num_rows, tiles.rows), parts)](
@@ -88,10 +86,9 @@ def fp8_linear(
         EVEN=n % columns == 0 and (k // parts) % inner == 0,
         GATED=gated,
         TURNED=tiles.turned,
-        OVERLAP=overlap,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        launch_pdl=overlap,
+        **dependent_launch(rows.values),
     )
     return out
 
@@ -131,9 +128,7 @@ def _fp8_linear(
         weight_rows = columns
     is_column = columns < N
     at_rows = weights + weight_rows.to(tl.int64) * K + begin
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     inner = tl.arange(0, BLOCK_K)
     is_row = rows < num_rows

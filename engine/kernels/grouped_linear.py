@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from engine.kernels.expert_order import ExpertOrder
 from engine.kernels.quantize_rows import quantize_rows
 from engine.kernels.tile_product import Tiles, tile_product
@@ -95,7 +94,7 @@ def grouped_linear(
     values, scales, group = operands(weights, x)
     rows, row_scales = quantize_rows(x) if group else (x, x)
     block_n, inner = _blocks(tiles, n, group or k, gated=gated, eight_bits=group > 0)
-    overlap, alone = dependent_launch(x), order.first is None
+    alone = order.first is None
     num_tiles = pairs if alone else pairs // tiles.rows + min(num_experts, pairs)
     _grouped_linear[(triton.cdiv(n, block_n), num_tiles)](
         rows,
@@ -126,10 +125,9 @@ def grouped_linear(
         EVEN=n % block_n == 0 and k % inner == 0,
         TURNED=tiles.turned,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        OVERLAP=overlap,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        launch_pdl=overlap,
+        **dependent_launch(x),
     )
     return out
 
@@ -176,9 +174,7 @@ def _grouped_linear(
 ):
     """A program computes BLOCK_N columns of the result for up to BLOCK_M pairs of one expert. ALONE: for one pair.
     GROUP: weights of a row that share one of `scales`; 0: there are none."""
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     width: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     tile = tl.program_id(1)
     members = tl.arange(0, BLOCK_M)

@@ -11,15 +11,12 @@ ended the sum before, whose memory may be written again. Every rank adds in the 
 bits.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
 from engine.kernels.stream_flag import FOREVER
 
 MAX_PROGRAMS = 128  # all run at once, because they wait for each other across devices
@@ -60,63 +57,31 @@ def add_peer_sum(
     MAX_PROGRAMS rows, which is sent with flags in it to words at `offset`, with room for parts of `part_bytes` bytes.
     Invariant: every rank launches the same sums in the same order.
     """
-    normed = None if norm is None else torch.empty_like(hidden)
-    overlap = dependent_launch(hidden)
-    memory = (hidden if normed is None else normed, hidden if norm is None else norm, segments, epochs)
-    options = {
-        "RANK": rank,
-        "RANKS": len(segments),
-        "NORM": norm is not None,
-        "OVERLAP": overlap,
-        "launch_pdl": overlap,
-    }
-    if part is None:
-        _launch_peer_sum(hidden, memory, offset, eps, max_turns, options)
-    else:
-        _launch_flagged_sum(hidden, part, memory, offset, part_bytes, eps, max_turns, options)
-    return normed
-
-
-def _launch_flagged_sum(
-    hidden: Tensor,
-    part: Tensor,
-    memory: tuple[Tensor, Tensor, Tensor, Tensor],
-    offset: int,
-    part_bytes: int,
-    eps: float,
-    max_turns: int,
-    options: dict[str, Any],
-) -> None:
     rows, size = hidden.shape
-    values_per_word = 4 // hidden.element_size()
-    words = size // values_per_word
-    block = triton.next_power_of_2(words)
-    _add_flagged_sum[(rows,)](
-        hidden,
-        part,
-        *memory,
-        offset // _WORD_BYTES,
-        part_bytes * 2 // _WORD_BYTES,
-        eps,
-        max_turns,
-        WORDS=words,
-        BLOCK=block,
-        HALVES=values_per_word,
-        num_warps=min(8, max(1, block // 128)),
-        **options,
-    )
-
-
-def _launch_peer_sum(
-    hidden: Tensor,
-    memory: tuple[Tensor, Tensor, Tensor, Tensor],
-    offset: int,
-    eps: float,
-    max_turns: int,
-    options: dict[str, Any],
-) -> None:
+    normed = None if norm is None else torch.empty_like(hidden)
+    memory = (hidden if normed is None else normed, hidden if norm is None else norm, segments, epochs)
+    options = {"RANK": rank, "RANKS": len(segments), "NORM": norm is not None, **dependent_launch(hidden)}
+    if part is not None:
+        values_per_word = 4 // hidden.element_size()
+        words = size // values_per_word
+        block = triton.next_power_of_2(words)
+        _add_flagged_sum[(rows,)](
+            hidden,
+            part,
+            *memory,
+            offset // _WORD_BYTES,
+            part_bytes * 2 // _WORD_BYTES,
+            eps,
+            max_turns,
+            WORDS=words,
+            BLOCK=block,
+            HALVES=values_per_word,
+            num_warps=min(8, max(1, block // 128)),
+            **options,
+        )
+        return normed
     total = hidden.numel()
-    size = hidden.shape[1] if options["NORM"] else _FLAT
+    size = size if norm is not None else _FLAT
     block = triton.next_power_of_2(size)
     rows = triton.next_power_of_2(triton.cdiv(triton.cdiv(total, size), MAX_PROGRAMS))
     _add_peer_sum[(triton.cdiv(total, size * rows),)](
@@ -132,6 +97,7 @@ def _launch_peer_sum(
         num_warps=4 if rows * block <= 2048 else 8,
         **options,
     )
+    return normed
 
 
 @triton.jit(do_not_specialize=["max_turns"])
@@ -154,13 +120,11 @@ def _add_peer_sum(
     OVERLAP: tl.constexpr,
 ):
     """A program adds ROWS rows."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     columns = tl.arange(0, BLOCK)
     if NORM:
         weights = tl.load(norm + columns, mask=columns < SIZE, other=0.0)
-    if OVERLAP:
-        gdc_wait()
+    wait_for_previous(OVERLAP)
     program = tl.program_id(0)
     epoch = tl.load(epochs + program) + 1
     for peer in tl.static_range(RANKS):
@@ -211,15 +175,13 @@ def _add_flagged_sum(
     OVERLAP: tl.constexpr,
 ):
     """A program adds one row, in words of 4 bytes: one float32 each, or HALVES = 2 values of 16 bits."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     dtype: tl.constexpr = hidden.dtype.element_ty
     columns = tl.arange(0, BLOCK)
     mask = columns < WORDS
     if NORM:
         weights = tl.load(norm.to(tl.pointer_type(tl.int32)) + columns, mask=mask, other=0)
-    if OVERLAP:
-        gdc_wait()
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0)
     at = row * WORDS + columns
     own = tl.load(part.to(tl.pointer_type(tl.int32)) + at, mask=mask, other=0)

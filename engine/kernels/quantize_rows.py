@@ -6,9 +6,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
 
@@ -26,7 +25,6 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
     values = torch.empty(rows, size, dtype=F8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(size)
-    overlap = dependent_launch(x)
     _quantize_rows[(rows,)](
         x,
         values,
@@ -35,9 +33,8 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
         BLOCK=block,
         MAX=F8_MAX,
         LEAST=LEAST_SCALE,
-        OVERLAP=overlap,
         num_warps=min(16, max(1, block // 512)),
-        launch_pdl=overlap,
+        **dependent_launch(x),
     )
     return QuantizedRows(values, scales)
 
@@ -54,9 +51,7 @@ def _quantize_rows(
     LEAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < SIZE

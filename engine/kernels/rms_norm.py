@@ -6,9 +6,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
 from engine.kernels.quantize_rows import QuantizedRows, quantized
 from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
@@ -47,7 +46,6 @@ def _launch(
 ) -> None:
     rows, size = hidden.shape
     block = triton.next_power_of_2(size)
-    overlap = dependent_launch(hidden)
     parts, shares = addition.parts, addition.weights
     first, second = (*parts, hidden, hidden)[:2]
     _rms_norm[(rows,)](
@@ -65,9 +63,8 @@ def _launch(
         QUANTIZED=scales is not None,
         MAX=F8_MAX,
         LEAST=LEAST_SCALE,
-        OVERLAP=overlap,
         num_warps=min(8, max(1, block // 512)),
-        launch_pdl=overlap,
+        **dependent_launch(hidden),
     )
 
 
@@ -90,15 +87,13 @@ def _rms_norm(
     LEAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     at = row * SIZE + columns
     mask = columns < SIZE
     weights = tl.load(weight + columns, mask=mask, other=0.0)
-    if OVERLAP:
-        gdc_wait()
+    wait_for_previous(OVERLAP)
     values = tl.load(hidden + at, mask=mask, other=0.0).to(tl.float32)
     if PARTS > 0:
         if WEIGHTED:

@@ -1,13 +1,12 @@
-"""The work on a token's heads between projection and attention, in one pass: queries and keys are normalised (Qwen3)
+"""The work on a token's heads between projection and attention, in one pass: queries and keys are normalised
 and rotated, keys and values are stored in their slot of the paged cache."""
 
 import msgspec
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
 from engine.model.fp8_matrix import F8_MAX
 from runtime.device.quick_launch import QuickLaunch
 
@@ -38,7 +37,7 @@ def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor
     _, kv_heads, _, block_size, _ = layer_cache.shape
     heads = total - 2 * kv_heads
     query_groups, key_groups = triton.cdiv(heads, HEADS_AT_ONCE), triton.cdiv(kv_heads, HEADS_AT_ONCE)
-    overlap, rotary = dependent_launch(qkv), rotation.table.shape[-1]
+    rotary = rotation.table.shape[-1]
     assert rotary == head_dim or rotation.query_norm is None, "heads that are normalised are rotated whole"
     _rotate_store[(tokens, query_groups + key_groups)](
         qkv,
@@ -61,9 +60,8 @@ def rotate_store(qkv: Tensor, layer_cache: Tensor, rotation: Rotation) -> Tensor
         QUERY_GROUPS=query_groups,
         NORMS=rotation.query_norm is not None,
         QUERY_SCALES=rotation.query_scales is not None,
-        OVERLAP=overlap,
         num_warps=WARPS_FOR_MANY if tokens >= MANY_TOKENS else WARPS_FOR_FEW,
-        launch_pdl=overlap,
+        **dependent_launch(qkv),
     )
     return qkv[:, :heads]
 
@@ -94,8 +92,7 @@ def _rotate_store(
     OVERLAP: tl.constexpr,
 ):
     """A program takes one token and up to AT_ONCE heads: of the queries, or of the keys together with their values."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     dims = tl.arange(0, HALF_PADDED)[None, :]
@@ -104,8 +101,7 @@ def _rotate_store(
     cos = tl.load(table + position * (2 * HALF) + dims, mask=in_half, other=0.0)
     sin = tl.load(table + position * (2 * HALF) + HALF + dims, mask=in_half, other=0.0)
     slot = tl.load(slots + token).to(tl.int64)
-    if OVERLAP:
-        gdc_wait()
+    wait_for_previous(OVERLAP)
     row = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
     if group < QUERY_GROUPS:
         heads = group * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice
+from triton.language.extra.cuda import libdevice
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from runtime.device.quick_launch import QuickLaunch
 
 _CHUNK = 4096  # tokens of the vocabulary per program
@@ -59,9 +59,9 @@ def sample(
     if masked is not None:
         chosen, masks, (rows, words) = masked.rows, masked.words, masked.words.shape
     chunks = triton.cdiv(here if split is None else split.share, _CHUNK)
+    overlap = dependent_launch(logits)
     assert partial.numel() >= 2 * rows * chunks
     best = partial[: 2 * rows * chunks]
-    overlap = dependent_launch(logits)
     _best_of_chunk[(rows, chunks)](
         logits,
         temperatures,
@@ -77,29 +77,24 @@ def sample(
         CHUNKS=chunks,
         WORDS=words,
         FAST=logits.is_cuda,
-        OVERLAP=overlap,
         num_warps=8,
-        launch_pdl=overlap,
+        **overlap,
     )
+    # [ranks, values and indices of the chunks' best tokens]
     parts = best[None] if split is None else split.gather(best)
-    vocab = here if split is None else split.vocab
-    _take_best(parts, out, chosen, rows, chunks, VOCAB=vocab, MASKED=masked is not None, OVERLAP=overlap)
-
-
-def _take_best(parts: Tensor, out: Tensor, chosen: Tensor, rows: int, chunks: int, **options: int) -> None:
-    """parts: [ranks, values and indices of the chunks' best tokens]."""
     _best_of_row[(rows,)](
         parts.view(torch.float32),
         parts,
         out,
         chosen,
         rows * chunks,
+        VOCAB=here if split is None else split.vocab,
         CHUNKS=chunks,
+        MASKED=masked is not None,
         RANKS=len(parts),
         PADDED=triton.next_power_of_2(len(parts) * chunks),
         num_warps=1,
-        launch_pdl=options["OVERLAP"],
-        **options,
+        **overlap,
     )
 
 
@@ -127,9 +122,7 @@ def _best_of_chunk(
     FAST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     at = row
     if WORDS:
@@ -185,9 +178,7 @@ def _best_of_row(
     OVERLAP: tl.constexpr,
 ):
     """Each rank contributes `size` values, [rows, CHUNKS], followed by as many indices."""
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     chunks = tl.arange(0, PADDED)
     at = chunks // CHUNKS * (2 * size) + row * CHUNKS + chunks % CHUNKS

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, take_turn
 from runtime.device.quick_launch import QuickLaunch
 
 _BLOCK = 1024
@@ -16,9 +15,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """[rows, 2 * size], contiguous -> [rows, size]"""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     result = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
-    overlap = dependent_launch(gate_up)
     _silu_mul[(rows, triton.cdiv(size, _BLOCK))](
-        gate_up, result, SIZE=size, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+        gate_up, result, SIZE=size, BLOCK=_BLOCK, num_warps=4, **dependent_launch(gate_up)
     )
     return result
 
@@ -26,9 +24,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 @QuickLaunch
 @triton.jit
 def _silu_mul(gate_up, result, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE

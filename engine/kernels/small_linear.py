@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.dependent_launch import dependent_launch
+from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
 from engine.kernels.silu_mul import silu
 from engine.model.fp8_matrix import Weight, operands
 from runtime.device.quick_launch import QuickLaunch
@@ -59,7 +58,6 @@ def small_linear(
     block_n = max(1, tile // block_k // (2 if gated else 1))
     while block_n > 1 and triton.cdiv(n, block_n) < MIN_PROGRAMS:
         block_n //= 2
-    overlap = dependent_launch(x)
     values, scales, group = operands(weight, x)
     _small_linear[(triton.cdiv(n, block_n),)](
         x,
@@ -77,9 +75,8 @@ def small_linear(
         NORM=norm is not None,
         GATED=gated,
         ADD=add_to is not None,
-        OVERLAP=overlap,
         num_warps=4 if tile <= 8192 else 8,
-        launch_pdl=overlap,
+        **dependent_launch(x),
     )
     return out
 
@@ -106,8 +103,7 @@ def _small_linear(
 ):
     """A program computes BLOCK_N columns of the result, for all rows. GROUP: weights of a row that share one of
     `scales`; 0: there are none."""
-    if OVERLAP:
-        gdc_launch_dependents()
+    start_next(OVERLAP)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     is_column = columns < N
@@ -128,8 +124,7 @@ def _small_linear(
             up_weights = up_weights.to(tl.float32) * tl.load(at_scales + N * (K // GROUP), mask=mask, other=0.0)
     if NORM:
         norms = tl.load(norm + inner, mask=in_k, other=0.0)
-    if OVERLAP:
-        gdc_wait()
+    wait_for_previous(OVERLAP)
     for row in tl.static_range(ROWS):
         values = tl.load(x + row * K + inner, mask=in_k, other=0.0).to(tl.float32)
         if NORM:

@@ -29,7 +29,7 @@ def compile_alone(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **const
 
 
 JITFunction.run = compile_alone
-dependent_launch.dependent_launch = lambda tensor: True  # before kernels are imported
+dependent_launch.dependent_launch = lambda tensor: {"OVERLAP": True, "launch_pdl": True}  # before kernels are imported
 driver.set_active(
     SimpleNamespace(
         get_current_device=lambda: 0,
