@@ -5,11 +5,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from engine.cuda.step_inputs import aligned
 from engine.kernels.sampling import MaskedRows
 from engine.runners.sampler import fill_rows
 from engine.sequences.sequence import Sequence
-
-_ALIGNMENT = 32  # words; kernels are compiled for pointers that are aligned to 16 bytes
 
 
 class MaskBuffer:
@@ -18,7 +17,7 @@ class MaskBuffer:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._num_words = -(-vocab_size // 32)
-        size = _aligned(max_rows) + max_rows * self._num_words
+        size = aligned(max_rows) + max_rows * self._num_words
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
@@ -36,15 +35,11 @@ class MaskBuffer:
 
     def received(self, count: int) -> Tensor:
         """Where the device has the words of as many rows."""
-        return self._device[: _aligned(count) + count * self._num_words]
+        return self._device[: aligned(count) + count * self._num_words]
 
     def rows(self, count: int) -> MaskedRows:
         return self._view(self._device, count)
 
     def _view(self, words: Tensor, count: int) -> MaskedRows:
-        begin = _aligned(count)
+        begin = aligned(count)
         return MaskedRows(words[:count], words[begin : begin + count * self._num_words].view(count, self._num_words))
-
-
-def _aligned(words: int) -> int:
-    return -(-words // _ALIGNMENT) * _ALIGNMENT

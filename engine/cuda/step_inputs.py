@@ -47,10 +47,14 @@ def _layout(shape: StepShape) -> _Layout:
     places, parts, at = {}, [], 0
     for name, (words, padding) in shape.fields().items():
         places[name] = slice(at, at + words)
-        aligned = -(-words // _ALIGNMENT) * _ALIGNMENT
-        parts.append(np.full(aligned, padding, dtype=np.int32))
-        at += aligned
+        parts.append(np.full(aligned(words), padding, dtype=np.int32))
+        at += aligned(words)
     return _Layout(places, np.concatenate(parts), at)
+
+
+def aligned(words: int) -> int:
+    """Rounds up."""
+    return -(-words // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,6 @@ class StepBuffer:
             return self._device[layout.places[name]]
 
         flat = self._device[layout.tables :]
-
         chunks = {name: at(name) for name in _CHUNK_FIELDS}
 
         def layers(prefix: str) -> LayerInputs:

@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of single heads, applied before rotation (Qwen3)."""
+    """RMS norms of single heads, applied before rotation."""
 
     query: Tensor  # [head_dim]
     key: Tensor  # [head_dim]
