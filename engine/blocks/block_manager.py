@@ -123,10 +123,8 @@ class BlockManager:
         num_new = self.blocks_for(sequence.num_tokens) - len(sequence.block_table)
         if num_new <= 0:
             return True
-        if num_new > self.num_available:
-            return False
         self.windows.slide(sequence, sequence.num_scheduled_tokens)
-        if num_new > self.windows.num_available:
+        if num_new > self.num_at_once:
             return False
         new = self._take(num_new)
         sequence.block_table += new
