@@ -143,9 +143,8 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 def kernels(source: random.Random, folder: Path) -> Iterator[Row]:
     _stand_in_for_pytest()
-    names = sorted(path.stem for path in Path("tests/engine/kernels").glob("test_*.py"))
-    for name in names:
-        module = importlib.import_module(f"tests.engine.kernels.{name}")
+    for path in sorted(Path("tests/engine/kernels").rglob("test_*.py")):
+        name, module = path.stem, importlib.import_module(".".join(path.with_suffix("").parts))
         started_s, failures, count = time.perf_counter(), [], 0
         for test, function in inspect.getmembers(module, inspect.isfunction):
             if not test.startswith("test_"):

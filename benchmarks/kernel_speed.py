@@ -22,26 +22,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import describe, measure_ceilings, write_result
-from engine.kernels import (
+from engine.kernels.attention import (
     decode_attention as decode_kernel,
     decode_pieces,
     prefill_attention as prefill_kernel,
     rotate_store as rotate_kernel,
-    small_linear as small_kernel,
 )
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch
-from engine.kernels.decode_pieces import plan_pieces
-from engine.kernels.expert_order import expert_order
-from engine.kernels.fp8_linear import fp8_linear
-from engine.kernels.grouped_linear import SILU, grouped_linear
-from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
-from engine.kernels.quantize_rows import quantize_rows
+from engine.kernels.attention.decode_attention import DecodePlan, DecodeScratch
+from engine.kernels.attention.decode_pieces import plan_pieces
+from engine.kernels.attention.prefill_attention import PrefillPlan, plan_tiles
+from engine.kernels.attention.rotate_store import Rotation, rotate_store
+from engine.kernels.experts.expert_order import expert_order
+from engine.kernels.experts.grouped_linear import SILU, grouped_linear
+from engine.kernels.linear import small_linear as small_kernel
+from engine.kernels.linear.fp8_linear import fp8_linear
+from engine.kernels.linear.quantize_rows import quantize_rows
+from engine.kernels.linear.small_linear import is_small, small_linear
+from engine.kernels.linear.tile_product import Tiles
 from engine.kernels.rms_norm import rms_norm
-from engine.kernels.rotate_store import Rotation, rotate_store
 from engine.kernels.sampling import partial_buffer, sample
 from engine.kernels.silu_mul import silu_mul
-from engine.kernels.small_linear import is_small, small_linear
-from engine.kernels.tile_product import Tiles
 from engine.model.fp8_matrix import F8, Fp8Matrix
 from engine.runners.auto import flash_is_available
 

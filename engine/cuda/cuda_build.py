@@ -12,9 +12,9 @@ from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.step_inputs import StepBuffer
 from engine.cuda.triton_attention import Angles, TritonAttention
 from engine.cuda.triton_operations import TritonOperations
-from engine.kernels.decode_attention import DecodeScratch
-from engine.kernels.prefill_attention import query_tile
-from engine.kernels.scores import Scores
+from engine.kernels.attention.decode_attention import DecodeScratch
+from engine.kernels.attention.prefill_attention import query_tile
+from engine.kernels.attention.scores import Scores
 from engine.model.attention import Caches
 from engine.model.families.llama import Llama
 from engine.model.families.registry import MODELS

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.attention.decode_attention import DecodePlan
+from engine.kernels.attention.decode_pieces import num_programs, plan_pieces
+from engine.kernels.attention.prefill_attention import PrefillPlan, plan_tiles
 from engine.kernels.copy_words import copy_words
-from engine.kernels.decode_attention import DecodePlan
-from engine.kernels.decode_pieces import num_programs, plan_pieces
-from engine.kernels.prefill_attention import PrefillPlan, plan_tiles
 from engine.runners.step_shape import WINDOW, StepShape
 from engine.sequences.batch import Batch, ScheduledSequence
 from engine.sequences.sequence import PENDING, Sequence

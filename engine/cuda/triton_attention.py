@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.cuda.step_inputs import LayerInputs, StepInputs
-from engine.kernels.decode_attention import DecodeScratch, decode_attention
-from engine.kernels.prefill_attention import prefill_attention
-from engine.kernels.rotate_store import Rotation, rotate_store
-from engine.kernels.scores import Scores
+from engine.kernels.attention.decode_attention import DecodeScratch, decode_attention
+from engine.kernels.attention.prefill_attention import prefill_attention
+from engine.kernels.attention.rotate_store import Rotation, rotate_store
+from engine.kernels.attention.scores import Scores
 from engine.model.attention import HeadNorms
 from engine.model.rope import RotaryEmbedding
 from engine.runners.step_shape import StepShape

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.choose_experts import choose_experts
 from engine.kernels.embedding import embed
-from engine.kernels.expert_order import expert_order, unordered
-from engine.kernels.expert_sum import expert_sum
-from engine.kernels.fp8_linear import MAX_GATED_ROWS, fp8_linear, is_few, num_parts
-from engine.kernels.grouped_linear import SILU, grouped_linear
-from engine.kernels.quantize_rows import QuantizedRows, quantize_rows
+from engine.kernels.experts.choose_experts import choose_experts
+from engine.kernels.experts.expert_order import expert_order, unordered
+from engine.kernels.experts.expert_sum import expert_sum
+from engine.kernels.experts.grouped_linear import SILU, grouped_linear
+from engine.kernels.linear.fp8_linear import MAX_GATED_ROWS, fp8_linear, is_few, num_parts
+from engine.kernels.linear.quantize_rows import QuantizedRows, quantize_rows
+from engine.kernels.linear.small_linear import is_small, small_linear
 from engine.kernels.rms_norm import NOTHING, Addition, quantized_norm, rms_norm
 from engine.kernels.silu_mul import silu_mul
-from engine.kernels.small_linear import is_small, small_linear
 from engine.model.experts import Chosen, Experts
 from engine.model.fp8_matrix import Fp8Matrix, Weight
 

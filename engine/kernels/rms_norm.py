@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
-from engine.kernels.quantize_rows import QuantizedRows, quantized
+from engine.kernels.linear.quantize_rows import QuantizedRows, quantized
 from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
 

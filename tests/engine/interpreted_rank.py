@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.cuda.cuda_build import build_cuda_runner
-from engine.kernels import small_linear
+from engine.kernels.linear import small_linear
 from engine.loading.loaded_model import LoadedModel
 from engine.loading.model_memory import ModelMemory
 from engine.model.weights import Weights

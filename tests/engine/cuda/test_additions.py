@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.cuda.triton_operations import TritonOperations
-from engine.kernels import small_linear
+from engine.kernels.linear import small_linear
 from engine.model.experts import Experts
 from engine.model.fp8_matrix import Weight, rounded
 from engine.model.operations import Operations, TorchOperations

@@ -19,7 +19,7 @@ from engine.cuda.cuda_runner import CudaRunner
 from engine.cuda.decode_graphs import DecodeGraphs
 from engine.cuda.mask_buffer import MaskBuffer
 from engine.cuda.prompt_graphs import without_graphs
-from engine.kernels import small_linear
+from engine.kernels.linear import small_linear
 from engine.model.attention import Caches
 from engine.model.fp8_matrix import F8
 from engine.model.weights import Weights

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.attention.rotate_store import Rotation
+from engine.kernels.attention.scores import PLAIN, Scores
 from engine.kernels.philox import uniform_rows
-from engine.kernels.rotate_store import Rotation
-from engine.kernels.scores import PLAIN, Scores
 from engine.model.rope import rotate
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.kernels.expert_sum import expert_sum
+from engine.kernels.experts.expert_sum import expert_sum
 from engine.kernels.rms_norm import Addition, rms_norm
 from tests.engine.kernels.device import DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.references import rms_norm_reference

@@ -9,7 +9,7 @@ import torch
 
 from baton_proto.grammar import Grammar
 from baton_proto.sampling import SamplingParams
-from engine.kernels import small_linear
+from engine.kernels.linear import small_linear
 from engine.ranks.rank_commands import Load
 from engine.ranks.ranks import Ranks
 from engine.ranks.tensor_parallel import TensorParallelModel, led_by

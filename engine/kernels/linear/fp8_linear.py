@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent_launch import dependent_launch, take_turn
-from engine.kernels.quantize_rows import QuantizedRows
+from engine.kernels.linear.quantize_rows import QuantizedRows
+from engine.kernels.linear.tile_product import Tiles, tile_product
 from engine.kernels.silu_mul import silu
-from engine.kernels.tile_product import Tiles, tile_product
 from engine.model.fp8_matrix import Fp8Matrix
 from runtime.device.quick_launch import QuickLaunch
 

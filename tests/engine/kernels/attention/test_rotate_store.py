@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.kernels.rotate_store import Rotation, rotate_store
+from engine.kernels.attention.rotate_store import Rotation, rotate_store
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, edged, random, relative_error
 from tests.engine.kernels.references import rotate_store_reference
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.kernels.scores import PLAIN, Scores
+from engine.kernels.attention.scores import PLAIN, Scores
 from engine.model.fp8_matrix import F8
-from tests.engine.kernels import test_decode_attention, test_prefill_attention, test_rotate_store
+from tests.engine.kernels.attention import test_decode_attention, test_prefill_attention, test_rotate_store
 from tests.engine.kernels.device import DTYPES, HALF, random
 
 pytestmark = pytest.mark.slow

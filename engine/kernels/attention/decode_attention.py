@@ -1,8 +1,8 @@
 """Attention of one query per sequence over the paged cache, split along the context, so that few long sequences fill
 the GPU as well as many short ones (flash-decoding, with the even shares of stream-K). The same launch can also
-normalise, rotate and store the new token (engine/kernels/rotate_store.py), which is faster for few sequences.
+normalise, rotate and store the new token (rotate_store.py), which is faster for few sequences.
 
-The host cuts the contexts into pieces and assigns them to a fixed number of programs (engine/kernels/decode_pieces.py),
+The host cuts the contexts into pieces and assigns them to a fixed number of programs (decode_pieces.py),
 so a CUDA graph can capture the launch. The last program to finish a sequence's head merges its pieces.
 """
 
@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels import decode_pieces
+from engine.kernels.attention import decode_pieces
+from engine.kernels.attention.head_dims import head_dims, in_head, load
+from engine.kernels.attention.rotate_store import Rotation, store
+from engine.kernels.attention.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
-from engine.kernels.head_dims import head_dims, in_head, load
-from engine.kernels.rotate_store import Rotation, store
-from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
 # Fastest on an H200 (benchmarks/kernel_speed.py).

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from engine.kernels.choose_experts import choose_experts
-from engine.kernels.expert_order import expert_order, unordered
-from engine.kernels.expert_sum import expert_sum
-from engine.kernels.grouped_linear import LARGE, SILU, SMALL, grouped_linear
-from engine.kernels.tile_product import Tiles
+from engine.kernels.experts.choose_experts import choose_experts
+from engine.kernels.experts.expert_order import expert_order, unordered
+from engine.kernels.experts.expert_sum import expert_sum
+from engine.kernels.experts.grouped_linear import LARGE, SILU, SMALL, grouped_linear
+from engine.kernels.linear.tile_product import Tiles
 from engine.model import experts as reference
 from engine.model.experts import ClampedGate, Experts
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error

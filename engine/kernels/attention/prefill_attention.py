@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.head_dims import head_dims, in_head, load
-from engine.kernels.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
+from engine.kernels.attention.head_dims import head_dims, in_head, load
+from engine.kernels.attention.scores import LOG2_E, LOWEST, PLAIN, Scores, capped
 from runtime.device.quick_launch import QuickLaunch
 
 # Queries and keys per tile, warps, stages. float32 uses no tensor cores, and the registers hold fewer values.

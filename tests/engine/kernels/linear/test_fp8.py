@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from engine.kernels.expert_order import expert_order, unordered
-from engine.kernels.expert_sum import expert_sum
-from engine.kernels.fp8_linear import fp8_linear
-from engine.kernels.grouped_linear import SILU, SMALL, grouped_linear
-from engine.kernels.quantize_rows import quantize_rows
+from engine.kernels.experts.expert_order import expert_order, unordered
+from engine.kernels.experts.expert_sum import expert_sum
+from engine.kernels.experts.grouped_linear import SILU, SMALL, grouped_linear
+from engine.kernels.linear.fp8_linear import fp8_linear
+from engine.kernels.linear.quantize_rows import quantize_rows
+from engine.kernels.linear.small_linear import small_linear
+from engine.kernels.linear.tile_product import Tiles
 from engine.kernels.rms_norm import Addition, quantized_norm, rms_norm
-from engine.kernels.small_linear import small_linear
-from engine.kernels.tile_product import Tiles
 from engine.model import experts as reference
 from engine.model.experts import Experts
 from engine.model.fp8_matrix import F8_MAX, Fp8Matrix, rounded

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.prefill_attention import PrefillPlan, plan_tiles, prefill_attention, query_tile
-from engine.kernels.scores import PLAIN, Scores
+from engine.kernels.attention.prefill_attention import PrefillPlan, plan_tiles, prefill_attention, query_tile
+from engine.kernels.attention.scores import PLAIN, Scores
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import prefill_attention_reference

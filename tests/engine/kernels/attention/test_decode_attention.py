@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.decode_attention import DecodePlan, DecodeScratch, decode_attention
-from engine.kernels.decode_pieces import (
+from engine.kernels.attention.decode_attention import DecodePlan, DecodeScratch, decode_attention
+from engine.kernels.attention.decode_pieces import (
     ROUNDS,
     TILE,
     Pieces,
@@ -16,8 +16,8 @@ from engine.kernels.decode_pieces import (
     num_programs,
     plan_pieces,
 )
-from engine.kernels.rotate_store import Rotation
-from engine.kernels.scores import PLAIN, Scores
+from engine.kernels.attention.rotate_store import Rotation
+from engine.kernels.attention.scores import PLAIN, Scores
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, edged, random, relative_error
 from tests.engine.kernels.paged import PagedCache
 from tests.engine.kernels.references import decode_attention_reference, rotate_store_reference

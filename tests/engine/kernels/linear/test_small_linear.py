@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.kernels.small_linear import small_linear
+from engine.kernels.linear.small_linear import small_linear
 from tests.engine.kernels.device import DEVICE, DTYPES, TOLERANCE, random, relative_error
 from tests.engine.kernels.references import small_linear_reference
 

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent_launch import dependent_launch, take_turn
-from engine.kernels.expert_order import ExpertOrder
-from engine.kernels.quantize_rows import quantize_rows
-from engine.kernels.tile_product import Tiles, tile_product
+from engine.kernels.experts.expert_order import ExpertOrder
+from engine.kernels.linear.quantize_rows import quantize_rows
+from engine.kernels.linear.tile_product import Tiles, tile_product
 from engine.model.experts import ClampedGate
 from engine.model.fp8_matrix import Fp8Matrix, Weight, operands
 from runtime.device.quick_launch import QuickLaunch

@@ -1,0 +1,1 @@
+"""What a layer with experts computes."""

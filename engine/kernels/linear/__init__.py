@@ -1,0 +1,1 @@
+"""Matrix products of few rows, and rows of 8 bits."""
