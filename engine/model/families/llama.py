@@ -30,12 +30,9 @@ class LlamaLayer:
         self.head_norms: HeadNorms | None = None
         self.sinks: Tensor | None = None  # [heads]: a score that each query has beside those of the keys, of no value
         self.query_scale = config.query_scale  # of projected queries
+        self.projected = {"q_proj": query, "k_proj": kv, "v_proj": kv}  # a token's numbers, in order
         self.qkv = weights.take_matrices(
-            {
-                f"{prefix}.self_attn.q_proj.weight": (query, hidden),
-                f"{prefix}.self_attn.k_proj.weight": (kv, hidden),
-                f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
-            }
+            {f"{prefix}.self_attn.{name}.weight": (size, hidden) for name, size in self.projected.items()}
         )
         self.output = weights.take_matrix(f"{prefix}.self_attn.o_proj.weight", hidden, query)
         self.take_mlp(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
@@ -78,7 +75,7 @@ class LlamaLayer:
         for rows, to in zip(operations.pieces(hidden), operations.pieces(qkv), strict=True):
             operations.norm_linear(rows, self.input_norm, config.rms_norm_eps, self.qkv, to)
         if self.query_scale != 1.0:
-            qkv[:, : config.num_heads * config.head_dim].mul_(self.query_scale)
+            qkv[:, : self.projected["q_proj"]].mul_(self.query_scale)
 
     def after_attention(self, hidden: Tensor, mixed: Tensor) -> None:
         """mixed: [num_tokens, heads * head_dim]."""

@@ -3,6 +3,7 @@ together, and so are its keys. Some layers of OLMo 3 have a window."""
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from engine.model.families.llama import Llama, LlamaLayer
@@ -11,18 +12,16 @@ from engine.model.weights import TensorSource
 
 class OlmoLayer(LlamaLayer):
     def take_others(self, weights: TensorSource, prefix: str) -> None:
-        config = self.config
-        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.num_queries, self.num_keys = query, kv
-        self.query_norm = weights.take(f"{prefix}.self_attn.q_norm.weight", query)
-        self.key_norm = weights.take(f"{prefix}.self_attn.k_norm.weight", kv)
-        self.attention_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size)
-        self.mlp_norm = weights.take(f"{prefix}.post_feedforward_layernorm.weight", config.hidden_size)
+        hidden = self.config.hidden_size
+        self.query_norm = weights.take(f"{prefix}.self_attn.q_norm.weight", self.projected["q_proj"])
+        self.key_norm = weights.take(f"{prefix}.self_attn.k_norm.weight", self.projected["k_proj"])
+        self.attention_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        self.mlp_norm = weights.take(f"{prefix}.post_feedforward_layernorm.weight", hidden)
 
     def before_attention(self, hidden: Tensor, qkv: Tensor) -> None:
         eps, operations = self.config.rms_norm_eps, self.operations
         operations.linear(hidden, self.qkv, qkv)
-        queries, keys = qkv[:, : self.num_queries], qkv[:, self.num_queries : -self.num_keys]
+        queries, keys, _ = torch.split(qkv, list(self.projected.values()), dim=-1)
         queries.copy_(operations.shared_norm(queries, self.query_norm, eps))
         keys.copy_(operations.shared_norm(keys, self.key_norm, eps))
 

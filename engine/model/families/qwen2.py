@@ -11,14 +11,8 @@ from engine.model.weights import TensorSource
 class Qwen2Layer(LlamaLayer):
     def take_others(self, weights: TensorSource, prefix: str) -> None:
         super().take_others(weights, prefix)
-        config = self.config
-        query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.bias = weights.take_fused(
-            {
-                f"{prefix}.self_attn.q_proj.bias": (query,),
-                f"{prefix}.self_attn.k_proj.bias": (kv,),
-                f"{prefix}.self_attn.v_proj.bias": (kv,),
-            }
+            {f"{prefix}.self_attn.{name}.bias": (size,) for name, size in self.projected.items()}
         )
 
     def before_attention(self, hidden: Tensor, qkv: Tensor) -> None:
