@@ -37,6 +37,7 @@ RESTORE_TOKEN_MS = 147_456 / 50e9 * 1e3
 class Slots:
     """A lower tier of which only the books are kept: nothing is copied."""
 
+    num_window_slots = 0
     spare = 0
     checksums = None
     block_s = 0.0

@@ -110,6 +110,7 @@ class Slots:
     """A lower tier of which only the books are kept."""
 
     num_slots = 16
+    num_window_slots = 0
     spare = 0
 
     def store(self, blocks: Run[int], slots: Run[int]) -> None:
