@@ -37,6 +37,7 @@ TIMEOUT_S: Final = 60.0  # for an answer: a model may have to be converted first
 POLL_S: Final = 0.3
 STARTED_ANEW: Final = "the service was started anew meanwhile, as it was before; ask again"
 AWAY_S: Final = 60.0  # for which NATS may be away while a roll-out is followed
+UP_S: Final = 5.0  # within which a service that serves takes orders
 
 ConfigOption = Annotated[
     Path | None,
@@ -103,7 +104,7 @@ async def _rolled_out(order: Rollout | Back, url: str, namespace: str, key_file:
         keys = tuple(read_secrets(str(key_file), OPERATOR_KEY_FLAG))
     key: Secret | None = keys[0] if keys else None
     async with nats_session(url, namespace, TIMEOUT_S) as nats:
-        view = await ask_service(nats, TIMEOUT_S)
+        view = await _view(nats, UP_S)
         if isinstance(order, Rollout):
             order = _checked_order(order, view)
         planned = await tell_supervisor(nats, order, TIMEOUT_S, key)
@@ -125,21 +126,28 @@ def _checked_order(order: Rollout, view: ServiceView) -> Rollout:
 
 
 async def _followed(nats: NatsClient, as_json: bool) -> str:
-    seen, heard_s = 0, time.monotonic()
+    seen = 0
     while True:
-        try:
-            view = await ask_service(nats, TIMEOUT_S, seen)
-        except (UnavailableError, DeadlineError):
-            if time.monotonic() - heard_s > AWAY_S:
-                raise
-            await asyncio.sleep(POLL_S)
-            continue
+        view = await _view(nats, AWAY_S, seen)
         for news in view.news:
             print_news(as_json, news.line, event=news.event, **news.fields)
-        seen, heard_s = seen + len(view.news), time.monotonic()
+        seen += len(view.news)
         if not view.under_way:
             told = view.news or (await ask_service(nats, TIMEOUT_S)).news  # of any roll-out
             return view.problem if told else STARTED_ANEW
+        await asyncio.sleep(POLL_S)
+
+
+async def _view(nats: NatsClient, patience_s: float, seen: int = 0) -> ServiceView:
+    """Asks the service, for so long as nobody answers. `seen`: news that the caller has. Raises UnavailableError or
+    DeadlineError."""
+    began_s = time.monotonic()
+    while True:
+        try:
+            return await ask_service(nats, TIMEOUT_S, seen)
+        except (UnavailableError, DeadlineError):
+            if time.monotonic() - began_s > patience_s:
+                raise
         await asyncio.sleep(POLL_S)
 
 

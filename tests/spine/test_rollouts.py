@@ -19,6 +19,7 @@ import yaml
 
 from baton.service.launcher import Launch
 from baton.service.local.local_launcher import LocalLauncher
+from baton.service.rolling.rollouts import Rollouts
 from runtime.calls.router import Client
 from runtime.config.overrides import merged
 from runtime.security.keys import OPERATOR_KEY_VARIABLE
@@ -94,6 +95,19 @@ async def test_configuration_changes_back_and_forth_under_load() -> None:
             assert [row["process"] for row in rows] == ["supervisor", "supervisor", "1 decode"]
         assert len({tokens for prompt, tokens in load.answers if prompt == tuple(PROMPTS[0])}) == 1
         assert not task.done()
+
+
+async def test_a_service_that_has_just_come_up_takes_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens a moment after it has said that it serves."""
+    entered = Rollouts.__aenter__
+
+    async def late(rollouts: Rollouts) -> Rollouts:
+        await asyncio.sleep(2.0)  # a command starts faster
+        return await entered(rollouts)
+
+    monkeypatch.setattr(Rollouts, "__aenter__", late)
+    async with running(workers={"prefill": 0, "decode": 1}) as (told, _):
+        assert await rolled_out(told, "--dry-run") == []
 
 
 class NoRoom(LocalLauncher):
