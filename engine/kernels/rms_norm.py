@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.dependent_launch import dependent_launch, start_next, wait_for_previous
+from engine.kernels.experts.expert_sum import weighted_sum
 from engine.kernels.linear.quantize_rows import QuantizedRows, quantized
 from engine.model.fp8_matrix import F8, F8_MAX, LEAST_SCALE
 from runtime.device.quick_launch import QuickLaunch
@@ -97,10 +98,7 @@ def _rms_norm(
     values = tl.load(hidden + at, mask=mask, other=0.0).to(tl.float32)
     if PARTS > 0:
         if WEIGHTED:
-            total = tl.zeros((BLOCK,), tl.float32)
-            for place in tl.static_range(PARTS):
-                part = tl.load(first + (row * PARTS + place) * SIZE + columns, mask=mask, other=0.0)
-                total += tl.load(second + row * PARTS + place) * part.to(tl.float32)
+            total = weighted_sum(first, second, row, columns, mask, SIZE, PARTS)
         else:
             total = tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
             if PARTS > 1:

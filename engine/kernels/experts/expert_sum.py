@@ -49,12 +49,19 @@ def _expert_sum(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < HIDDEN
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for place in tl.static_range(PER_TOKEN):
-        pair = token * PER_TOKEN + place
-        values = tl.load(outputs + pair * HIDDEN + columns, mask=mask, other=0.0).to(tl.float32)
-        total += tl.load(weights + pair) * values
+    total = weighted_sum(outputs, weights, token, columns, mask, HIDDEN, PER_TOKEN)
     to = out + token * HIDDEN + columns
     if ADD:
         total += tl.load(to, mask=mask, other=0.0).to(tl.float32)
     tl.store(to, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def weighted_sum(outputs, weights, token, columns, mask, HIDDEN: tl.constexpr, PER_TOKEN: tl.constexpr):
+    """These columns of a token's sum, float32."""
+    total = tl.zeros((columns.shape[0],), tl.float32)
+    for place in tl.static_range(PER_TOKEN):
+        pair = token * PER_TOKEN + place
+        values = tl.load(outputs + pair * HIDDEN + columns, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(weights + pair) * values
+    return total
