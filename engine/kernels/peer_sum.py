@@ -11,6 +11,8 @@ ended the sum before, whose memory may be written again. Every rank adds in the 
 bits.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -57,31 +59,15 @@ def add_peer_sum(
     MAX_PROGRAMS rows, which is sent with flags in it to words at `offset`, with room for parts of `part_bytes` bytes.
     Invariant: every rank launches the same sums in the same order.
     """
-    rows, size = hidden.shape
     normed = None if norm is None else torch.empty_like(hidden)
     memory = (hidden if normed is None else normed, hidden if norm is None else norm, segments, epochs)
     options = {"RANK": rank, "RANKS": len(segments), "NORM": norm is not None, **dependent_launch(hidden)}
     if part is not None:
-        values_per_word = 4 // hidden.element_size()
-        words = size // values_per_word
-        block = triton.next_power_of_2(words)
-        _add_flagged_sum[(rows,)](
-            hidden,
-            part,
-            *memory,
-            offset // _WORD_BYTES,
-            part_bytes * 2 // _WORD_BYTES,
-            eps,
-            max_turns,
-            WORDS=words,
-            BLOCK=block,
-            HALVES=values_per_word,
-            num_warps=min(8, max(1, block // 128)),
-            **options,
-        )
+        words = offset // _WORD_BYTES, part_bytes * 2 // _WORD_BYTES
+        _launch_flagged(hidden, part, (*memory, *words, eps, max_turns), options)
         return normed
     total = hidden.numel()
-    size = size if norm is not None else _FLAT
+    size = hidden.shape[1] if norm is not None else _FLAT
     block = triton.next_power_of_2(size)
     rows = triton.next_power_of_2(triton.cdiv(triton.cdiv(total, size), MAX_PROGRAMS))
     _add_peer_sum[(triton.cdiv(total, size * rows),)](
@@ -98,6 +84,23 @@ def add_peer_sum(
         **options,
     )
     return normed
+
+
+def _launch_flagged(hidden: Tensor, part: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    rows, size = hidden.shape
+    values_per_word = 4 // hidden.element_size()
+    words = size // values_per_word
+    block = triton.next_power_of_2(words)
+    _add_flagged_sum[(rows,)](
+        hidden,
+        part,
+        *arguments,
+        WORDS=words,
+        BLOCK=block,
+        HALVES=values_per_word,
+        num_warps=min(8, max(1, block // 128)),
+        **options,
+    )
 
 
 @triton.jit(do_not_specialize=["max_turns"])
