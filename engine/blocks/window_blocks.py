@@ -267,6 +267,9 @@ class NoWindows(WindowBlocks):
     def begins_with(self, num_tokens: int, num_hits: int, *, arrives: bool) -> range:
         return range(0)
 
+    def can_promise(self, held: range) -> bool:
+        return True
+
     def begin(self, sequence: Sequence, held: range) -> None:
         self._held[sequence] = held
 
