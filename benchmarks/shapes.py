@@ -99,8 +99,12 @@ PLAIN = [name for name, shape in SHAPES.items() if not shape.windows]  # all lay
 
 def blocks_of(layout: SlabLayout, model: ModelConfig) -> BlockManager:
     """The blocks of a slab on the device alone."""
-    window = max(model.windows, default=0)
-    return BlockManager(layout.num_blocks, layout.block_size, window=window, num_window_blocks=layout.num_window_blocks)
+    return BlockManager(
+        layout.num_blocks,
+        layout.block_size,
+        window=model.widest_window,
+        num_window_blocks=layout.num_window_blocks,
+    )
 
 
 def sizes_of(shape: ModelConfig) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def build_cuda_runner(
         programs_at_once=programs_at_once,
         query_tile=query_tile(weights.dtype),
         table_from=attentions[0].table_from,
-        window=max(config.windows, default=0),
+        window=config.widest_window,
         device=device,
     )
     masks = MaskBuffer(min(2 * max_running, max_batch_tokens), config.vocab_size, device)  # decodes and new prompts

@@ -50,6 +50,11 @@ class ModelConfig:
     swiglu_alpha: float = 1.702  # of gpt-oss's activation, and the bound of its inputs
     swiglu_limit: float = 7.0
 
+    @property
+    def widest_window(self) -> int:
+        """0: no layer has a window."""
+        return max(self.windows, default=0)
+
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 

@@ -27,7 +27,7 @@ def small_engine(
     num_window_blocks: int = 0,
 ) -> Engine:
     """Its clock stands still, so that what a step computes does not depend on how long steps take."""
-    window = max(files.config.windows, default=0)
+    window = files.config.widest_window
     return Engine(
         runner,
         BlockManager(num_blocks, BLOCK_SIZE, window=window, num_window_blocks=num_window_blocks),

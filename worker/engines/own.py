@@ -144,7 +144,7 @@ def _manager(
         tier,
         lowest,
         found,
-        window=max(files.config.windows, default=0),
+        window=files.config.widest_window,
         num_window_blocks=slab.layout.num_window_blocks,
     )
 
